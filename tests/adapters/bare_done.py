@@ -1,5 +1,4 @@
-"""An environment in the form of gymnax 0.0.9, written by hand: one `done`, Python numbers in the
-state."""
+"""An environment in the form of gymnax 0.0.9: a single `done`, Python numbers in the state."""
 
 import jax.numpy as jnp
 from flax import struct
@@ -18,7 +17,7 @@ class Params:
 
 
 class Box:
-    """A space of another library, known by its attributes."""
+    """A space of another library, recognized by its attributes."""
 
     def __init__(self, low, high, shape, dtype):
         self.low, self.high, self.shape, self.dtype = low, high, shape, dtype
@@ -30,7 +29,7 @@ class Discrete:
 
 
 class BareDone:
-    """Walks right by action 1; done at the time limit."""
+    """Moves right by action 1. Done at the time limit."""
 
     default_params = Params()
 

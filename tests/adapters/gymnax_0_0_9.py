@@ -1,5 +1,7 @@
-"""Run with gymnax 0.0.9 first on PYTHONPATH: its environments in wdjax, step by step, and a little
-training."""
+"""Compare environments of gymnax 0.0.9 with their adapters, and train.
+
+Run with gymnax 0.0.9 first on PYTHONPATH.
+"""
 
 from importlib.metadata import version
 
@@ -14,7 +16,7 @@ GAMES = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite")
 
 
 def agrees(name, num_steps=60):
-    """Steps both from the same states and returns whether an episode ended."""
+    """Step both from the same states. Return whether an episode ended."""
     env, params = wdjax.make(f"gymnax:{name}", max_steps_in_episode=50)
     assert not hasattr(env.inner, "is_truncated")
     assert not env.can_truncate

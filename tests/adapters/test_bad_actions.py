@@ -1,5 +1,4 @@
-"""Malformed actions and arguments through the adapters, each refused in one sentence
-(tests/test_bad_input.py)."""
+"""Malformed actions and arguments of adapters raise one line (tests/test_bad_input.py)."""
 
 import math
 
@@ -19,7 +18,7 @@ NAN, INF = math.nan, math.inf
 
 @pytest.fixture(scope="module")
 def played():
-    """Environments after their reset, by name."""
+    """Return name -> environment after its reset."""
     tag = wdjax.make("tag_gridworld", num_taggers=2)
     environments = {
         "one": adapters.to_gymnasium(*wdjax.make("cartpole")),
@@ -93,9 +92,9 @@ ACTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "action", "words"), ACTIONS)
-def test_actions(played, name, action, words):
-    assert words in refusal(played[name].step, action)
+@pytest.mark.parametrize(("name", "action", "message"), ACTIONS)
+def test_malformed_actions_raise(played, name, action, message):
+    assert message in refusal(played[name].step, action)
 
 
 OPTIONS = [
@@ -108,10 +107,10 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), OPTIONS)
-def test_options_of_a_reset(played, options, words):
+@pytest.mark.parametrize(("options", "message"), OPTIONS)
+def test_malformed_reset_options_raise(played, options, message):
     for name in ("one", "vector"):
-        assert words in refusal(played[name].reset, options=options)
+        assert message in refusal(played[name].reset, options=options)
 
 
 CARTPOLE, TAG = wdjax.make("cartpole")[0], wdjax.make("tag_gridworld")[0]
@@ -137,6 +136,12 @@ ARGUMENTS = [
         {"render_mode": "human"},
         "unknown render_mode 'human': known names: rgb_arr",
     ),
+    (
+        adapters.to_gymnasium_vector,
+        (TAG, 2),
+        {},
+        "TagGridworld has groups of agents (tagger, runner): gymnasium supports a single agent. Use to_p",
+    ),
     (adapters.to_gymnasium_vector, (CARTPOLE, 0), {}, "num_envs = 0: must be at least 1"),
     (
         adapters.to_gymnasium_vector,
@@ -151,16 +156,23 @@ ARGUMENTS = [
         "episode_statistics = 'yes': must be",
     ),
     (adapters.to_pettingzoo, (CARTPOLE,), {}, "CartPole has no groups of agents: use to_gymnasium"),
+    (adapters.to_pettingzoo, (TAG, None, "ansi"), {}, "unknown render_mode 'ansi'"),
+    (
+        adapters.to_pettingzoo,
+        (TAG, 3),
+        {},
+        "params is a builtins.int: must be a Params of TagGridworld",
+    ),
     (adapters.to_pettingzoo, (None,), {}, "env = None: must be a wdjax.Env"),
 ]
 
 
-@pytest.mark.parametrize(("adapter", "arguments", "named", "words"), ARGUMENTS)
-def test_arguments(adapter, arguments, named, words):
-    assert words in refusal(adapter, *arguments, **named)
+@pytest.mark.parametrize(("adapter", "arguments", "named", "message"), ARGUMENTS)
+def test_malformed_adapter_arguments_raise(adapter, arguments, named, message):
+    assert message in refusal(adapter, *arguments, **named)
 
 
-def test_names_of_agents(played):
+def test_unknown_agents_raise(played):
     assert "unknown agent 'tagger': did you mean 'tagger_1'?" in refusal(
         played["several"].action_space, "tagger"
     )

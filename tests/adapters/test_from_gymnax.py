@@ -1,5 +1,4 @@
-"""gymnax's environments in wdjax: step by step against gymnax, ends, spaces, names, and
-training."""
+"""Environments of gymnax through `from_gymnax`: steps, ends, spaces, names and training."""
 
 import functools
 import os
@@ -17,9 +16,8 @@ from flax import struct
 
 import wdjax
 from wdjax.drawing import Scene, Shapes
-from wdjax.train import PolicyConfig, TrainConfig, Trainer, load_run, make_learner
+from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, Trainer, load_run, make_learner
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.schema import NetworkConfig
 
 N, T = 4, 40
 POLICY = PolicyConfig(
@@ -32,19 +30,17 @@ POLICY = PolicyConfig(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def library(quick_compile):  # most of the time here is compiling
-    """Skips where gymnax is not installed. Imported here: the import takes time, also where no
-    test is run."""
+def library(quick_compile):  # compilation takes most of the time
+    """Skip if gymnax is not installed. Importing it here saves time when no test runs."""
     return pytest.importorskip("gymnax", exc_type=ImportError)
 
 
 @functools.cache
 def play(name, **changes):
-    """Plays N replicas at random for T steps. Returns (env, params, what gymnax gives, what
-    wdjax gives), [T, N, ...].
+    """Return (env, params, starts, steps) of N random replicas, leaves [T, N, ...].
 
-    gymnax steps from the state that the adapter was in, with its key and action, until the
-    agent terminates.
+    Steps hold the outputs of gymnax and of wdjax. gymnax steps from the state of the adapter, with
+    the same key and action, until the agent terminates.
     """
     env, params = wdjax.make(f"gymnax:{name}", **changes)
 
@@ -74,8 +70,7 @@ def play(name, **changes):
     return env, params, starts, jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
 
 
-# An episode ends in each of them: a fall, a time limit, a ball that is lost, and one that reaches
-# the floor.
+# An episode ends in each: a fall, a time limit, a lost ball, a ball that reaches the floor.
 GAMES = [
     ("CartPole-v1", {}),
     ("Pendulum-v1", {"max_steps_in_episode": 30}),
@@ -86,7 +81,7 @@ each_game = pytest.mark.parametrize(("name", "changes"), GAMES)
 
 
 @each_game
-def test_steps_are_those_of_gymnax(name, changes):
+def test_steps_agree_with_gymnax(name, changes):
     _, _, (obs, state, their_obs, their_state), (theirs, ours, _) = play(name, **changes)
     np.testing.assert_array_equal(obs, their_obs)
     jax.tree.map(np.testing.assert_array_equal, state.inner, their_state)
@@ -109,7 +104,7 @@ def test_steps_are_those_of_gymnax(name, changes):
 
 
 @pytest.mark.parametrize(("name", "changes"), [game for game in GAMES if game[0] != "Pendulum-v1"])
-def test_a_termination_lasts(name, changes):
+def test_termination_is_absorbing(name, changes):
     _, _, _, (_, (obs, after, reward, terminated, truncated, _), _) = play(name, **changes)
     ended = terminated[:-1]
     assert ended.sum() > N
@@ -120,7 +115,7 @@ def test_a_termination_lasts(name, changes):
         np.testing.assert_array_equal(leaf[1:][ended], leaf[:-1][ended])
 
 
-def test_a_time_limit_truncates():
+def test_time_limit_truncates():
     env, _, _, (_, (_, _, _, terminated, truncated, _), _) = play(
         "Pendulum-v1", max_steps_in_episode=30
     )
@@ -129,8 +124,8 @@ def test_a_time_limit_truncates():
     np.testing.assert_array_equal(truncated.all(axis=1), np.arange(1, T + 1) >= 30)
 
 
-def test_a_termination_wins_over_the_time_limit():
-    """Every episode of CartPole is cut at its second step, unless it falls there."""
+def test_termination_takes_precedence_over_the_time_limit():
+    """Episodes of CartPole are truncated at their second step, unless they end there by a fall."""
     env, params = wdjax.make("gymnax:CartPole-v1", max_steps_in_episode=2)
     _, state = env.reset(jax.random.key(0), params)
     step = jax.jit(env.step)
@@ -148,27 +143,27 @@ def test_a_termination_wins_over_the_time_limit():
     [
         ("Breakout-MinAtar", {}, wdjax.Box(0, 1, (10, 10, 4)), wdjax.Discrete(3)),
         ("Pendulum-v1", {"max_torque": 3.0}, None, wdjax.Box(-3.0, 3.0, (1,))),
-        # says int32, gives float32
+        # declared as int32, returned as float32
         ("Catch-bsuite", {}, wdjax.Box(0, 1, (10, 5)), wdjax.Discrete(3)),
-        # gives int32, beyond its bounds
+        # returned as int32, outside its bounds
         ("FourRooms-misc", {}, wdjax.Box(0, 1, (4,)), wdjax.Discrete(4)),
         ("FrozenLake-misc", {"map_name": "8x8"}, wdjax.Discrete(64), wdjax.Discrete(4)),
     ],
 )
-def test_spaces(name, changes, space, actions):
+def test_spaces_match_the_returned_arrays(name, changes, space, actions):
     env, params = wdjax.make(f"gymnax:{name}", **changes)
-    found = env.observation_space(params)
+    observation_space = env.observation_space(params)
     assert env.action_space(params) == actions
     obs, state = jax.eval_shape(env.reset, jax.random.key(0), params)
-    assert (obs.shape, obs.dtype) == (found.shape, found.dtype)
+    assert (obs.shape, obs.dtype) == (observation_space.shape, observation_space.dtype)
     action = env.action_space(params).sample(jax.random.key(0))
     stepped = jax.eval_shape(env.step, jax.random.key(0), state, action, params)
     kind = functools.partial(jax.tree.map, lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type))
-    assert kind((obs, state)) == kind(stepped[:2])  # else the second step would compile anew
+    assert kind((obs, state)) == kind(stepped[:2])  # otherwise the second step compiles again
     if isinstance(space, wdjax.Box):
-        assert (found.shape, found.dtype) == (space.shape, space.dtype)
+        assert (observation_space.shape, observation_space.dtype) == (space.shape, space.dtype)
     elif space is not None:
-        assert found == space
+        assert observation_space == space
 
 
 def test_arguments_reach_constructor_and_params():
@@ -182,7 +177,7 @@ def test_arguments_reach_constructor_and_params():
     np.testing.assert_array_equal(params.available_torque, np.array([-2, 0, 2], np.float32))
 
 
-def test_params_vary_in_one_program():
+def test_params_may_be_vmapped():
     env, params = wdjax.make("gymnax:CartPole-v1")
     gravity = jnp.linspace(1.0, 20.0, 5)
     many = jax.tree.map(lambda leaf: jnp.full(5, leaf), params).replace(gravity=gravity)
@@ -232,12 +227,12 @@ def test_params_vary_in_one_program():
         ("gymnax:DeepSea-bsuite", {"sise": 3}, ValueError, "did you mean 'size'"),
     ],
 )
-def test_refusals(name, changes, error, words):
+def test_wrong_names_and_arguments_raise(name, changes, error, words):
     with pytest.raises(error, match=words):
         wdjax.make(name, **changes)
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_missing_library_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(ImportError, match="gymnax is not installed: pip install gymnax"):
         wdjax.make("gymnax:CartPole-v1")
@@ -255,7 +250,7 @@ def run_config(**changes):
 
 
 @pytest.mark.slow
-def test_cartpole_learns():
+def test_ppo_learns_cartpole():
     learner = make_learner(run_config())
     _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=25)
     length = np.asarray(metrics["agent/episode_return"])
@@ -264,7 +259,7 @@ def test_cartpole_learns():
 
 
 @pytest.mark.slow
-def test_a_run_resumes_exactly(tmp_path):
+def test_run_resumes_exactly(tmp_path):
     config = run_config(
         num_envs=4,
         rollout_length=8,
@@ -324,7 +319,7 @@ class StrangeParams:
 
 
 class Strange:
-    """An object in gymnax's form, with any space."""
+    """An object in the form of a gymnax environment, with a given space."""
 
     default_params = StrangeParams()
 
@@ -360,12 +355,12 @@ class Strange:
         ),
     ],
 )
-def test_what_cannot_be_translated_is_refused(library, space, obs, words):
+def test_unsupported_spaces_raise(library, space, obs, words):
     with pytest.raises(TypeError, match=words):
         wdjax.adapters.from_gymnax(Strange(space(library.environments.spaces), obs))
 
 
-def test_what_is_no_environment_is_refused():
+def test_other_objects_raise():
     with pytest.raises(
         TypeError, match="must be a gymnax environment, an object with attribute reset_env"
     ):
@@ -374,7 +369,7 @@ def test_what_is_no_environment_is_refused():
         wdjax.adapters.from_gymnax(BareDone)
 
 
-def test_params_of_something_else_are_refused():
+def test_wrong_params_raise():
     env = BareDone()
     with pytest.raises(TypeError, match=r"params is a builtins\.int: must be a Params of BareDone"):
         wdjax.adapters.from_gymnax(env, 3)
@@ -387,7 +382,7 @@ def test_params_of_something_else_are_refused():
 
 
 @pytest.mark.usefixtures("registry")
-def test_equal_are_those_of_equal_params():
+def test_adapters_are_equal_for_equal_params():
     env = BareDone()
     one, same, other = (
         wdjax.adapters.from_gymnax(env, env.default_params.replace(step_reward=reward))[0]
@@ -401,7 +396,7 @@ def test_equal_are_those_of_equal_params():
         wdjax.register("bare", other)
 
 
-def test_no_drawing(tmp_path):
+def test_rendering_requires_a_scene(tmp_path):
     env, params = wdjax.make("gymnax:CartPole-v1")
     _, state = env.reset(jax.random.key(0), params)
     with pytest.raises(
@@ -430,14 +425,14 @@ def test_no_drawing(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar", "FrozenLake-misc"])
-def test_the_contract_is_kept(name):
+def test_adapters_pass_check_env(name):
     wdjax.check_env(wdjax.make(f"gymnax:{name}")[0], num_steps=300)
 
 
-# --- a bare done, as in gymnax 0.0.9
+# --- a single done, as in gymnax 0.0.9
 
 
-def test_a_bare_done_is_a_termination():
+def test_single_done_is_a_termination():
     env, params = wdjax.adapters.from_gymnax(BareDone())
     assert not env.can_truncate
     obs, state = env.reset(jax.random.key(0), params)
@@ -463,7 +458,7 @@ def test_a_bare_done_is_a_termination():
 
 
 @pytest.mark.usefixtures("registry")
-def test_a_users_environment_trains_by_name(tmp_path):
+def test_registered_adapter_trains_by_name(tmp_path):
     env, params = wdjax.adapters.from_gymnax(
         BareDone(), BareDone.default_params.replace(step_reward=2.0)
     )
@@ -485,9 +480,8 @@ def test_a_users_environment_trains_by_name(tmp_path):
 
 
 @pytest.mark.slow
-def test_gymnax_0_0_9(tmp_path):
-    """The real library of the old signature, in a process of its own: it cannot be installed
-    beside the new one."""
+def test_adapter_agrees_with_gymnax_0_0_9(tmp_path):
+    """The old version runs in its own process, since both cannot be installed together."""
     install = [
         sys.executable,
         "-m",
@@ -498,13 +492,15 @@ def test_gymnax_0_0_9(tmp_path):
         "--target",
         str(tmp_path),
     ]
-    done = subprocess.run([*install, "gymnax==0.0.9"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"pip cannot fetch gymnax 0.0.9: {done.stderr[-200:]}")
+    process = subprocess.run(
+        [*install, "gymnax==0.0.9"], capture_output=True, text=True, check=False
+    )
+    if process.returncode:
+        pytest.skip(f"pip cannot fetch gymnax 0.0.9: {process.stderr[-200:]}")
     script = Path(__file__).parent / "gymnax_0_0_9.py"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "0.0.9 agrees" in done.stdout
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "0.0.9 agrees" in process.stdout

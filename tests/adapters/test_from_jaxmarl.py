@@ -1,5 +1,4 @@
-"""JaxMARL's environments in wdjax: step by step against JaxMARL, groups, masks, ends, names, and
-training."""
+"""Environments of JaxMARL through `from_jaxmarl`: steps, groups, masks, ends and training."""
 
 import functools
 import sys
@@ -13,27 +12,24 @@ from bare_done import Box, Discrete
 
 import wdjax
 from wdjax.adapters._from_jaxmarl import stem
-from wdjax.train import PolicyConfig, TrainConfig, Trainer, load_run, make_learner
+from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, Trainer, load_run, make_learner
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.schema import NetworkConfig
 
 N, T = 2, 12
 
 
 @pytest.fixture(scope="module", autouse=True)
-def library(quick_compile):  # most of the time here is compiling
-    """Skips where JaxMARL is not installed. Imported here: the import takes seconds, also where
-    no test is run."""
+def library(quick_compile):  # compilation takes most of the time
+    """Skip if JaxMARL is not installed. Importing it here saves seconds when no test runs."""
     return pytest.importorskip("jaxmarl", exc_type=ImportError)
 
 
 @functools.cache
 def play(name, **changes):
-    """Plays N replicas at random for T steps. Returns (env, what JaxMARL gives, what wdjax
-    gives), leaves [T, N, ...].
+    """Return (env, outputs of JaxMARL, outputs of wdjax) of N random replicas, [T, N, ...].
 
-    JaxMARL steps from the state that the adapter was in, with its key and actions, 0 for agents
-    that have terminated.
+    JaxMARL steps from the state of the adapter, with the same key and actions, and action 0 for
+    terminated agents.
     """
     env, params = wdjax.make(f"jaxmarl:{name}", **changes)
 
@@ -44,7 +40,7 @@ def play(name, **changes):
         for group, members in env.members.items():
             for i, agent in enumerate(members.agents):
                 dead = state.terminated[group][i]
-                # SMAX: stop
+                # the action "stop" of SMAX
                 no_op = 0 if env.credit == "agent" else env.inner.num_movement_actions - 1
                 actions[agent] = jnp.where(dead, no_op, action[group][i])
         with jax.numpy_rank_promotion("allow"):
@@ -64,8 +60,7 @@ def play(name, **changes):
 
 
 def check_steps(env, theirs, ours):
-    """Compares everything, agent by agent, until the agent has terminated. Returns [T, N] bool:
-    nobody had by then."""
+    """Compare all outputs until agents terminate. Return whether any is active, [T, N] bool."""
     their_obs, their_inner, their_reward, dones, masks = theirs
     obs, after, reward, terminated, truncated, _ = ours
     before = {
@@ -122,12 +117,12 @@ def check_steps(env, theirs, ours):
         ),
     ],
 )
-def test_steps_are_those_of_jaxmarl(name, changes, groups):
+def test_steps_agree_with_jaxmarl(name, changes, groups):
     env, theirs, ours = play(name, **changes)
     assert list(env.groups.items()) == list(groups.items())
     running = check_steps(env, theirs, ours)
     assert running[0].all()
-    assert not running[-1].all()  # an episode ended, and what follows is frozen
+    assert not running[-1].all()  # an episode ended, after which nothing changes
     obs, after, reward, terminated, *_ = ours
     over = ~running
     for leaf in jax.tree.leaves((obs, after.inner)):
@@ -139,8 +134,10 @@ def test_steps_are_those_of_jaxmarl(name, changes, groups):
 
 
 class Relay:
-    """An environment in JaxMARL's form: agent_1 leaves after the first step, `__all__` ends
-    after the third."""
+    """An environment in the form of JaxMARL.
+
+    agent_1 leaves after the first step, `__all__` ends after the third.
+    """
 
     agents = ("agent_0", "agent_1", "adversary_0")
 
@@ -173,7 +170,7 @@ class Relay:
         }
 
     def observation_space(self, agent):
-        return Box(0.0, 1.0, (3,), jnp.float32)  # not the shape that it gives
+        return Box(0.0, 1.0, (3,), jnp.float32)  # not the shape that it returns
 
     def action_space(self, agent):
         return Discrete(2)
@@ -182,7 +179,7 @@ class Relay:
         return {agent: jnp.array([1, i > 0]) for i, agent in enumerate(self.agents)}
 
 
-def test_ends_by_hand():
+def test_agents_end_one_by_one():
     env, params = wdjax.adapters.from_jaxmarl(Relay())
     assert dict(env.groups) == {"agent": 2, "adversary": 1}
     assert env.observation_space(params)["agent"]["obs"].shape == (2, 1)
@@ -201,7 +198,7 @@ def test_ends_by_hand():
         assert not any(leaf.any() for leaf in jax.tree.leaves(truncated))
         assert set(info) == {"sum"}
     columns = [np.array(column).tolist() for column in zip(*rows, strict=True)]
-    assert columns[0] == [[1, 1], [2, 1], [3, 1], [3, 1], [3, 1]]  # agent_1 has stopped
+    assert columns[0] == [[1, 1], [2, 1], [3, 1], [3, 1], [3, 1]]  # agent_1 has terminated
     assert columns[1] == [[1, 1], [1, 0], [1, 0], [0, 0], [0, 0]]
     assert columns[2] == [[False, True], [False, True], [True, True], [True, True], [True, True]]
     assert columns[3] == [[False], [False], [True], [True], [True]]
@@ -211,14 +208,16 @@ def test_ends_by_hand():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["switch_riddle", "HeuristicEnemySMAX"])
-def test_the_contract_is_kept(name):
+def test_adapters_pass_check_env(name):
     credit = {"credit": "team"} if "SMAX" in name else {}
     wdjax.check_env(wdjax.make(f"jaxmarl:{name}", **credit)[0], num_steps=300)
 
 
-def test_names_of_groups():
-    """By stem; apart with unequal spaces, each part after its first agent; numbers alone are
-    agents."""
+def test_groups_are_named_by_stem():
+    """Groups with unequal spaces are split and named after their first agent.
+
+    Names that are numbers belong to the group "agent".
+    """
 
     class Odd(Relay):
         agents = ("agent_0", "agent_1", "walker2d", "7")
@@ -246,18 +245,19 @@ def test_names_of_groups():
     ("name", "changes", "groups", "masked"),
     [
         ("MPE_simple_tag_v3", {"num_adversaries": 4}, {"adversary": 4, "agent": 1}, False),
-        # equal spaces, other names
+        # equal spaces, different names
         ("MPE_simple_facmac_v1", {}, {"adversary": 3, "agent": 1}, False),
-        # says 16 numbers, gives 28
+        # declares 16 numbers, returns 28
         ("MPE_simple_facmac_6a_v1", {}, {"adversary": 6, "agent": 2}, False),
-        ("hanabi", {}, {"agent": 2}, True),  # by get_legal_moves
-        # says (width, height), gives (height, width)
+        ("hanabi", {}, {"agent": 2}, True),  # masks from get_legal_moves
+        # declares (width, height), returns (height, width)
         ("overcooked", {"layout": "coord_ring"}, {"agent": 2}, False),
         ("coin_game", {}, {"agent": 2}, False),
-        ("jaxnav", {"act_type": "Discrete"}, {"agent": 2}, False),  # its masks fit no action
+        # its masks do not match the actions
+        ("jaxnav", {"act_type": "Discrete"}, {"agent": 2}, False),
     ],
 )
-def test_spaces(name, changes, groups, masked):
+def test_spaces_match_the_returned_arrays(name, changes, groups, masked):
     env, params = wdjax.make(f"jaxmarl:{name}", **changes)
     assert dict(env.groups) == groups
     assert all(group.masked == masked for group in env.members.values())
@@ -320,12 +320,12 @@ def test_spaces(name, changes, groups, masked):
         ),
     ],
 )
-def test_refusals(name, changes, error, words):
+def test_wrong_names_and_arguments_raise(name, changes, error, words):
     with pytest.raises(error, match=words):
         wdjax.make(f"jaxmarl:{name}", **changes)
 
 
-def test_what_is_no_environment_is_refused():
+def test_other_objects_raise():
     with pytest.raises(
         TypeError, match="must be a JaxMARL environment, an object with attribute agents"
     ):
@@ -340,7 +340,7 @@ def test_what_is_no_environment_is_refused():
         wdjax.adapters.from_jaxmarl(Unhashable())
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_missing_library_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxmarl", None)
     with pytest.raises(ImportError, match="jaxmarl is not installed: pip install jaxmarl"):
         wdjax.make("jaxmarl:coin_game")
@@ -383,7 +383,7 @@ def test_two_policies_train_on_tag_and_resume(tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.policies))
     whole, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=4)
     assert np.isfinite(metrics["adversary/episode_return"]).all()
-    # MPE looks at the time before the step: max_steps and one more
+    # MPE compares the time before the step: max_steps and one more
     assert (metrics["episode_length"] == 11).all()
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
@@ -393,7 +393,7 @@ def test_two_policies_train_on_tag_and_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_masked_actions_of_smax_are_never_taken():
+def test_masked_actions_of_smax_are_never_sampled():
     policies = {"ally": PolicyConfig(network=NetworkConfig((16,), "tanh"))}
     env_params = {"scenario": "3m", "credit": "team"}
     config = tag_config(env="jaxmarl:HeuristicEnemySMAX", env_params=env_params, policies=policies)

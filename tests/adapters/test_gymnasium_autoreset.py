@@ -1,5 +1,4 @@
-"""When replicas start anew, and gymnasium's stock wrappers around them: its own SyncVectorEnv is
-the reference."""
+"""Autoreset modes and gymnasium's vector wrappers, against gymnasium's SyncVectorEnv."""
 
 import re
 
@@ -26,7 +25,7 @@ def pair(env, mode):
     return ours, theirs
 
 
-def test_next_step_is_that_of_the_sync_vector_env():
+def test_next_step_mode_agrees_with_sync_vector_env():
     ours, theirs = pair(Ladder(), "next_step")
     over = 0
     for t in range(16):
@@ -37,7 +36,7 @@ def test_next_step_is_that_of_the_sync_vector_env():
     assert over > NUM
 
 
-def test_disabled_is_that_of_the_sync_vector_env():
+def test_disabled_mode_agrees_with_sync_vector_env():
     ours, theirs = pair(Ladder(), AutoresetMode.DISABLED)
     masked = 0
     for t in range(16):
@@ -49,15 +48,14 @@ def test_disabled_is_that_of_the_sync_vector_env():
             with pytest.raises(gymnasium.error.ResetNeeded, match="reset_mask"):
                 ours.step(actions)
             masked += not over.all()
-            mask = over | (np.arange(NUM) == t % NUM)  # one in the middle of its episode, too
+            mask = over | (np.arange(NUM) == t % NUM)  # and one in the middle of its episode
             again = [envs.reset(options={"reset_mask": mask.copy()}) for envs in (ours, theirs)]
             assert_same(list(again[0]), list(again[1]), f"reset {t}")
     assert masked
 
 
-def test_what_is_drawn_follows_the_mode():
-    """A pool of starts stays one pool; a seed given with a mask decides these replicas' starts;
-    others stay."""
+def test_partial_resets_are_seeded_and_use_the_pool():
+    """The seed of a masked reset determines the starts of these replicas only."""
     envs = to_gymnasium_vector(
         wdjax.make("cartpole")[0], 3, reset=wdjax.ResetPool(2), autoreset_mode="disabled"
     )
@@ -90,7 +88,7 @@ def test_what_is_drawn_follows_the_mode():
         ),
     ],
 )
-def test_wrong_modes_and_masks_are_refused(mode, options, words):
+def test_wrong_modes_and_masks_raise(mode, options, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         to_gymnasium_vector(wdjax.make("cartpole")[0], 2, autoreset_mode=mode).reset(
             options=options
@@ -98,8 +96,7 @@ def test_wrong_modes_and_masks_are_refused(mode, options, words):
 
 
 def climb(envs):
-    """Returns all that replicas show which climb 2, 1 and 1 rungs at a time, the wall clock
-    apart."""
+    """Return all outputs of replicas that climb 2, 1 and 1 rungs per step, without timings."""
     seen = [*envs.reset(seed=0)]
     for _ in range(9):
         *step, infos = envs.step(np.array([2, 1, 1]))
@@ -129,14 +126,14 @@ class BoundedLadder(PlainLadder):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_stock_wrappers_do_with_these_what_they_do_with_gymnasiums(name):
+def test_vector_wrappers_agree_with_sync_vector_env(name):
     ours, theirs = (WRAPPERS[name](envs) for envs in pair(BoundedLadder(), "next_step"))
     assert_same(climb(ours), climb(theirs))
     assert ours.observation_space == theirs.observation_space
 
 
 @pytest.mark.parametrize("mode", ["next_step", "disabled"])
-def test_episode_statistics_need_no_wrapper(mode):
+def test_episode_statistics_agree_with_the_wrapper(mode):
     envs = to_gymnasium_vector(PlainLadder(), NUM, autoreset_mode=mode)
     recorded = wrappers.RecordEpisodeStatistics(
         to_gymnasium_vector(PlainLadder(), NUM, episode_statistics=False, autoreset_mode=mode)
@@ -158,10 +155,10 @@ def test_episode_statistics_need_no_wrapper(mode):
                     each.reset(options={"reset_mask": ends | cuts})
 
 
-# --- what gymnasium knows of an environment that it makes ---
+# --- gymnasium.make ---
 
 
-def test_specs_say_what_gymnasiums_own_say():
+def test_specs_agree_with_gymnasium():
     register_gymnasium()
     for name in (
         "CartPole-v1",
@@ -178,14 +175,14 @@ def test_specs_say_what_gymnasiums_own_say():
         assert ours.metadata["render_fps"] == theirs.metadata["render_fps"]
     long = gymnasium.make("wdjax/cartpole", episode_length=1_000)
     assert long.spec.max_episode_steps == 1_000
-    assert not isinstance(long, gymnasium.wrappers.TimeLimit)  # which would end it at 500
+    assert not isinstance(long, gymnasium.wrappers.TimeLimit)  # a TimeLimit would truncate at 500
     envs = gymnasium.make_vec(
         "wdjax/cartpole", num_envs=2, max_episode_steps=3, autoreset_mode="next_step"
     )
     assert envs.unwrapped.env_params.episode_length == envs.spec.max_episode_steps == 3
 
 
-def test_gymnasium_collects_frames():
+def test_rgb_array_list_collects_frames():
     register_gymnasium()
     env = gymnasium.make("wdjax/pendulum", render_mode="rgb_array_list")
     env.reset(seed=0)
@@ -193,7 +190,7 @@ def test_gymnasium_collects_frames():
     assert [frame.shape for frame in env.render()] == [(480, 640, 3)] * 2
 
 
-def test_gymnasium_shows_a_window(monkeypatch):
+def test_human_render_mode_opens_a_window(monkeypatch):
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     register_gymnasium()

@@ -1,5 +1,4 @@
-"""The public names of wdjax.adapters: imported when used, and what is said where a library is
-missing."""
+"""Public names of wdjax.adapters are imported lazily. Missing libraries raise clear errors."""
 
 import subprocess
 import sys
@@ -11,14 +10,13 @@ from wdjax import adapters
 LIBRARIES = ("gymnasium", "pettingzoo", "gymnax", "jaxmarl")
 
 
-def test_importing_the_package_imports_no_other_library():
+def test_import_does_not_import_optional_libraries():
     code = f"import sys, wdjax; wdjax.adapters; assert not {set(LIBRARIES)!r} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_names_resolve_to_functions():
-    """Also after their modules have been imported, which would take the place of a function of
-    the same name."""
+def test_public_names_resolve_to_functions():
+    """Importing the modules must not replace functions of the same name."""
     assert set(adapters.__all__) == set(adapters._HOME)
     assert dir(adapters) == sorted(adapters.__all__)
     for library in LIBRARIES:
@@ -29,9 +27,8 @@ def test_names_resolve_to_functions():
         adapters.to_gym  # noqa: B018
 
 
-def test_a_missing_library_is_named():
-    """In a fresh process, where None in sys.modules makes an import fail as if there were
-    nothing to import."""
+def test_missing_library_raises():
+    """In a new process, None in sys.modules makes an import fail."""
     code = """
 import sys
 from wdjax import adapters

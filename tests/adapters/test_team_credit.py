@@ -1,5 +1,4 @@
-"""Team credit of JaxMARL's cooperative environments, by a stub in their form: JaxMARL itself is not
-needed."""
+"""Team credit of cooperative JaxMARL environments, with a stub instead of JaxMARL."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,11 @@ from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, make_learner
 
 
 class Battle:
-    """Two soldiers, who win in the fourth step; soldier_1 dies in the second. Both are paid in
-    every step, 10 in the last one. A dead soldier's only legal action is 2; one that it takes
-    all the same counts in `played`."""
+    """Two soldiers win in step 4. soldier_1 dies in step 2.
+
+    Both receive 1 per step and 10 in the last. The only legal action of a dead soldier is 2.
+    `played` records the actions that the environment received.
+    """
 
     agents = ("soldier_0", "soldier_1")
 
@@ -57,19 +58,21 @@ class Battle:
 
 
 class Unmasked(Battle):
-    get_avail_actions = property()  # hasattr is false, as in games without masks
+    get_avail_actions = property()  # hasattr is false, as in environments without masks
 
 
 class Undecided(Battle):
-    """Its masks leave a dead soldier two actions."""
+    """Its masks leave two legal actions to a dead soldier."""
 
     def get_avail_actions(self, state):
         return {agent: jnp.array([0, 1, 1]) for agent in self.agents}
 
 
 def play(game, credit):
-    """Returns (masks of soldier_1, what both played, rewards, terminated) of 6 steps in which
-    both choose action 1."""
+    """Return (masks of soldier_1, received actions, rewards, terminated) of 6 steps.
+
+    Both soldiers choose action 1.
+    """
     env, params = from_jaxmarl(game(), credit)
     obs, state = env.reset(jax.random.key(0), params)
     rows = []
@@ -92,16 +95,16 @@ def play(game, credit):
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def test_team_credit_pays_a_dead_agent_until_the_battle_ends():
+def test_team_credit_rewards_dead_agents_until_the_end():
     masks, played, reward, terminated = play(Battle, "team")
     assert masks == [[1, 1, 0]] + [[0, 0, 1]] * 5  # one legal action
-    # the dead agent plays it, whatever its policy chooses
+    # the dead agent takes it, whatever its policy chooses
     assert played == [[1, 1], [1, 1]] + [[1, 2]] * 4
-    assert reward == [[1, 1]] * 3 + [[10, 10]] + [[0, 0]] * 2  # JaxMARL's own, to the end
+    assert reward == [[1, 1]] * 3 + [[10, 10]] + [[0, 0]] * 2  # JaxMARL's rewards until the end
     assert terminated == [[False, False]] * 3 + [[True, True]] * 3
 
 
-def test_agent_credit_ends_with_the_agent():
+def test_agent_credit_stops_at_the_death_of_the_agent():
     masks, played, reward, terminated = play(Battle, "agent")
     assert played == [[1, 1], [1, 1]] + [[1, 0]] * 4
     assert reward == [[1, 1], [1, 1], [1, 0], [10, 0], [0, 0], [0, 0]]
@@ -109,7 +112,7 @@ def test_agent_credit_ends_with_the_agent():
     assert play(Battle, None) == [masks, played, reward, terminated]  # the default
 
 
-def test_a_dead_agent_plays_zero_without_a_mask_and_has_one_legal_action_with_any():
+def test_dead_agents_take_action_0_or_their_first_legal_action():
     _, played, reward, _ = play(Unmasked, "team")
     assert played[-1] == [1, 0]
     assert reward[3] == [10, 10]
@@ -118,7 +121,7 @@ def test_a_dead_agent_plays_zero_without_a_mask_and_has_one_legal_action_with_an
     assert played[-1] == [1, 1]
 
 
-def test_a_game_that_pays_dead_agents_warns_until_credit_is_set():
+def test_unset_credit_warns_if_dead_agents_are_rewarded():
     class TinySMAX(Battle):
         pass
 
@@ -133,7 +136,7 @@ def test_a_game_that_pays_dead_agents_warns_until_credit_is_set():
 
 
 @pytest.mark.parametrize(("credit", "expected"), [("agent", 13 + 2), ("team", 13 + 13)])
-def test_a_learner_counts_the_reward_of_dead_agents(credit, expected, registry):
+def test_episode_return_includes_rewards_of_dead_agents(credit, expected, registry):
     wdjax.register("battle", from_jaxmarl(Battle(), credit)[0])
     policies = {"soldier": PolicyConfig(network=NetworkConfig((4,), "tanh"))}
     config = TrainConfig(

@@ -1,5 +1,4 @@
-"""A wdjax environment in gymnax's form: the same numbers, gymnax's own wrappers, and a loop as
-PureJaxRL writes it."""
+"""`to_gymnax`: agreement with wdjax's steps, gymnax's wrappers, and a loop as in PureJaxRL."""
 
 import dataclasses
 import inspect
@@ -20,7 +19,7 @@ from gymnax.wrappers import FlattenObservationWrapper, LogWrapper  # noqa: E402
 
 from wdjax.adapters import to_gymnax  # noqa: E402
 
-MULTI = {"reaction_two_atoms"}  # MultiDiscrete, which gymnax does not know
+MULTI = {"reaction_two_atoms"}  # MultiDiscrete, which gymnax does not support
 SINGLE = [
     name for name in wdjax.list_envs() if not wdjax.make(name)[0].groups and name not in MULTI
 ]
@@ -34,7 +33,7 @@ def make(name, **changes):
 
 
 def rollout(env, params, sample, key):
-    """Plays T steps of N copies as PureJaxRL does. Returns (first obs, steps of [T, N, ...])."""
+    """Return (first obs, steps [T, N, ...]) of N copies, stepped as in PureJaxRL."""
 
     def body(carry, key):
         _, state = carry
@@ -61,9 +60,8 @@ def rollout(env, params, sample, key):
 
 
 @pytest.mark.parametrize("name", [*SINGLE, "walk"])
-def test_steps_are_those_of_the_environment(name):
-    """Every recorded step once more, by wdjax's own functions, with the keys that gymnax splits
-    off."""
+def test_steps_agree_with_the_environment(name):
+    """Repeat every step with wdjax's functions and the keys that gymnax splits."""
     env, params = make(name, episode_length=5)
     theirs = to_gymnax(env, params)
     sample = theirs.action_space(params).sample
@@ -92,8 +90,8 @@ def test_steps_are_those_of_the_environment(name):
     np.testing.assert_array_equal(steps_so_far[1:], np.where(over[:-1], 0, steps_so_far[:-1] + 1))
 
 
-def test_gymnaxs_wrappers_and_a_loop():
-    """LogWrapper's returns of CartPole are the lengths of its episodes, which the ends tell."""
+def test_log_wrapper_counts_episodes():
+    """The returns of CartPole are the lengths of its episodes."""
     env, params = wdjax.make("cartpole", episode_length=5, theta_threshold_radians=0.06)
     wrapped = LogWrapper(FlattenObservationWrapper(to_gymnax(env, params)))
     sample = wrapped.action_space(params).sample
@@ -113,9 +111,7 @@ def test_gymnaxs_wrappers_and_a_loop():
         length[over[t]] = 0
 
 
-def test_ends_and_discount_of_a_state():
-    """A time limit truncates and goes on being worth something; a fall terminates and is worth
-    nothing."""
+def test_discount_is_0_after_termination_and_1_after_truncation():
     env, params = wdjax.make("cartpole", episode_length=1)
     theirs = to_gymnax(env, params)
     assert dataclasses.astuple(theirs.default_params) == dataclasses.astuple(params)
@@ -138,7 +134,7 @@ def test_ends_and_discount_of_a_state():
     assert theirs.discount(after, narrow) == 0.0
 
 
-def test_params_are_optional_and_may_be_swept():
+def test_params_are_optional_and_may_be_vmapped():
     env, params = wdjax.make("cartpole", force_mag=0.0)
     theirs = to_gymnax(env, params)
     key = jax.random.key(0)
@@ -157,12 +153,16 @@ class Two(Walk):
         return wdjax.MultiDiscrete((2, 3))
 
 
-def test_spaces():
+def test_spaces_are_converted():
     cartpole = to_gymnax(*wdjax.make("cartpole"))
     assert isinstance(cartpole.action_space(), spaces.Discrete)
     assert (cartpole.name, cartpole.num_actions, cartpole.action_space().n) == ("CartPole", 2, 2)
-    seen = cartpole.observation_space(cartpole.default_params)
-    assert (type(seen), seen.shape, seen.dtype) == (spaces.Box, (4,), jnp.float32)
+    observation_space = cartpole.observation_space(cartpole.default_params)
+    assert (type(observation_space), observation_space.shape, observation_space.dtype) == (
+        spaces.Box,
+        (4,),
+        jnp.float32,
+    )
     walk = to_gymnax(Walk(), Walk().default_params.replace(reach=3.0))
     actions = walk.action_space(walk.default_params)
     assert (actions.low, actions.high, actions.shape, walk.num_actions) == (-3.0, 3.0, (1,), 1)
@@ -190,13 +190,13 @@ def test_spaces():
         ((Walk(), 3), TypeError, "params is a builtins.int: must be a Params of Walk"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(arguments, error, words):
+def test_unsupported_environments_raise(arguments, error, words):
     with pytest.raises(error, match=re.escape(words)):
         to_gymnax(*arguments)
 
 
-def test_params_say_their_limit_as_gymnaxs_do():
-    """Also within a transformation, and whatever class of dataclass they are."""
+def test_params_have_max_steps_in_episode():
+    """Also under jit, and for every class of params."""
     for env, params in (wdjax.make("pendulum", episode_length=7), make("walk", episode_length=7)):
         params = to_gymnax(env, params).default_params
         assert params.max_steps_in_episode == 7
@@ -207,7 +207,7 @@ def test_params_say_their_limit_as_gymnaxs_do():
         assert to_gymnax(env, params).default_params == params
 
 
-def test_gymnaxs_own_rollout_plays_them():
+def test_gymnax_rollout_wrapper_works():
     """It scans over `max_steps_in_episode` steps."""
     rollouts = pytest.importorskip("gymnax.experimental.rollout")
     if "env" not in inspect.signature(rollouts.RolloutWrapper).parameters:
@@ -222,7 +222,7 @@ def test_gymnaxs_own_rollout_plays_them():
 
 
 @pytest.mark.slow
-def test_rejax_trains_on_them():
+def test_rejax_trains():
     rejax = pytest.importorskip("rejax")
     if hasattr(gymnax.environments.environment.Environment, "is_truncated"):
         pytest.skip(

@@ -1,5 +1,4 @@
-"""A wdjax environment in JaxMARL's form: there and back again it is itself, under JaxMARL's own
-wrapper too."""
+"""`to_jaxmarl`: the round trip through `from_jaxmarl`, and JaxMARL's LogWrapper."""
 
 import re
 
@@ -21,9 +20,8 @@ from wdjax.adapters import from_jaxmarl, to_jaxmarl
 @pytest.mark.parametrize(
     "env", [wdjax.make("tag_gridworld", num_taggers=2)[0], Team()], ids=["tag", "team"]
 )
-def test_there_and_back_it_plays_the_same_game(env):
-    """`from_jaxmarl` has tests of its own; what comes back has a bare done, and its groups are
-    the same."""
+def test_round_trip_agrees_with_the_environment(env):
+    """The round trip has a single done and equal groups."""
     params = env.default_params.replace(episode_length=3)
     again, no_params = from_jaxmarl(to_jaxmarl(env, params))
     assert again.groups == env.groups
@@ -31,7 +29,7 @@ def test_there_and_back_it_plays_the_same_game(env):
     (obs, state), (seen, its_state) = env.reset(key, params), again.reset(key, no_params)
     step, its_step = jax.jit(env.step), jax.jit(again.step)
     for t in range(3):
-        # "energy" is "obs" there
+        # "energy" becomes "obs"
         jax.tree.map(np.testing.assert_array_equal, *map(jax.tree.leaves, (obs, seen)))
         step_key, action_key = jax.random.split(jax.random.key(t))
         action = env.action_space(params).sample(action_key)
@@ -46,9 +44,8 @@ def test_there_and_back_it_plays_the_same_game(env):
     assert all(end.all() for end in jax.tree.leaves(its_end))
 
 
-def test_jaxmarls_wrapper_and_a_loop():
-    """Episodes of 4 steps in a scan, which resets by itself; statistics have the shape that
-    baselines reshape."""
+def test_log_wrapper_works_in_a_scan():
+    """Episodes of 4 steps reset automatically. Statistics have the shape that baselines expect."""
     env = to_jaxmarl(*wdjax.make("tag_gridworld", num_taggers=2, episode_length=4, grid_length=90))
     assert (env.num_agents, env.agents) == (3, ["tagger_0", "tagger_1", "runner_0"])
     assert env.agent_classes == {"tagger": ["tagger_0", "tagger_1"], "runner": ["runner_0"]}
@@ -70,7 +67,7 @@ def test_jaxmarls_wrapper_and_a_loop():
     )
 
 
-def test_masks_are_told_apart_from_observations():
+def test_masks_are_separate_from_observations():
     env = to_jaxmarl(Team())
     obs, state = env.reset(jax.random.key(0))
     masks = env.get_avail_actions(state)
@@ -94,6 +91,6 @@ def test_masks_are_told_apart_from_observations():
         ((3,), TypeError, "env = 3: must be a wdjax.Env"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(arguments, error, words):
+def test_unsupported_environments_raise(arguments, error, words):
     with pytest.raises(error, match=re.escape(words)):
         to_jaxmarl(*arguments)
