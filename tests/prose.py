@@ -55,7 +55,7 @@ PARTS = {
     "envs": ["envs/**/*.py", "envs/**/*.yaml"],
     "examples": ["experiments/examples/*.py"],
     "messages": ["train/**/*.py", "experiments/**/*.py"],
-    "tests": ["tests/*.py", "tests/adapters/*.py"],
+    "tests": ["tests/*.py", "tests/adapters/*.py", "tests/envs/*.py", "tests/later/*.py"],
 }
 
 

@@ -1,5 +1,4 @@
-"""The games of classic control beside gymnasium's: what each test needs to know of a game, and
-steps of both."""
+"""Classic control against gymnasium: what tests need of each environment, and steps of both."""
 
 import dataclasses
 import functools
@@ -13,44 +12,46 @@ import numpy as np
 
 import wdjax
 
-EPSILON = 2.0**-24  # of float32: half a unit in the last place of 1
+EPSILON = 2.0**-24  # half a unit in the last place of 1, in float32
 
 
 class Steps(NamedTuple):
     """One step from each of N states."""
 
     obs: np.ndarray  # [N, ...] float32
-    numbers: np.ndarray  # [N, D]: the state after it, without time
+    numbers: np.ndarray  # [N, D], the next state without time
     reward: np.ndarray  # [N]
     terminated: np.ndarray  # [N] bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """What the tests of a game need. States stand in rows [N, D], in the order of `fields`,
-    without time."""
+    """Data for the tests of one environment.
+
+    States are rows [N, D] in the order of `fields`, without time.
+    """
 
     gym_id: str
     fields: tuple[str, ...]
-    draw_starts: Callable  # (rng, num, params) -> [num, D], about the edges of the rules too
+    draw_starts: Callable  # (rng, num, params) -> [num, D], many at the limits of the rules
     draw_actions: Callable  # (rng, num) -> [num] int or [num, 1] float
-    # starts [N, D] -> [N, 1] or [N, D]: how far float32 may be from float64 after a step
+    # starts [N, D] -> [N, 1] or [N, D], allowed distance of float32 from float64 after a step
     tolerance: Callable
-    # (numbers [N, D], params) -> [N]: how far beyond its end a game is; negative before it
+    # (numbers [N, D], params) -> [N], distance beyond the end; negative before it
     beyond: Callable
     starts: tuple[tuple[float, float], ...]  # (low, high) of each field after a reset
-    rest: tuple[float, ...]  # a state from which action `rest_action` does not end the game
+    rest: tuple[float, ...]  # a state in which action `rest_action` does not end the episode
     rest_action: Any
-    ended: tuple[tuple[float, ...], ...]  # states in which the game is over
-    changes: dict[str, Any]  # params that are not the defaults
+    ended: tuple[tuple[float, ...], ...]  # states in which the episode has ended
+    changes: dict[str, Any]  # params that differ from the defaults
     reward_tolerance: float = 0.0
-    # ours -> gymnasium's, where they differ
+    # name in wdjax -> name in gymnasium, where they differ
     names: dict[str, str] = dataclasses.field(default_factory=dict)
-    derived: Callable = lambda theirs: None  # brings what gymnasium computes once up to date
+    derived: Callable = lambda theirs: None  # updates the derived values of gymnasium
 
 
 def near(rng, edges, num, width):
-    """[num]: numbers within `width` of one of the edges, on both sides of it."""
+    """Return [num] numbers within `width` of one of the edges, on both sides."""
     return rng.choice(edges, num) + rng.uniform(-width, width, num)
 
 
@@ -74,11 +75,10 @@ def cartpole_derived(theirs):
 
 
 def acrobot_starts(rng, num, params):
-    """Half at leisure, as in most of the game; half at all speeds that there are, where they
-    are clipped."""
+    """Return half of the states at low speeds, as in most episodes, and half at all speeds."""
     rows = rng.uniform(-1, 1, (num, 4)) * [np.pi, np.pi, params.MAX_VEL_1, params.MAX_VEL_2]
     rows[: num // 2, 2:] *= 0.1
-    rows[::4, 0] = near(rng, [-np.pi, np.pi], len(rows[::4]), 0.1)  # most of these turn over
+    rows[::4, 0] = near(rng, [-np.pi, np.pi], len(rows[::4]), 0.1)  # most of these wrap around
     return rows
 
 
@@ -93,7 +93,7 @@ def car_starts(rng, num, params):
     rows[:third, 0] = near(rng, [params.min_position], third, params.max_speed)
     rows[third : 2 * third, 0] = near(rng, [params.goal_position], third, params.max_speed)
     rows[1::5, 1] = rng.choice([-1, 1], len(rows[1::5])) * params.max_speed
-    # slowly backwards at the far end: with a push they run into it, and arrive
+    # slowly backwards at the far end: a push moves them into it, at the goal
     last = len(rows[::10])
     rows[::10] = np.stack(
         [params.max_position - rng.uniform(0, 2e-4, last), rng.uniform(-1e-3, 0, last)], axis=1
@@ -136,8 +136,7 @@ GAMES = {
         ("theta1", "theta2", "theta1_dot", "theta2_dot"),
         acrobot_starts,
         lambda rng, num: rng.integers(0, 3, num),
-        # Accelerations hold squares of the speeds, to 800 (rad/s)^2: their rounding is that of the
-        # squares.
+        # Accelerations contain squares of speeds, up to 800 (rad/s)^2, and their rounding errors.
         tolerance=lambda starts: (
             8 * EPSILON * (1 + np.sum(starts[:, 2:] ** 2, axis=1, keepdims=True))
         ),
@@ -236,7 +235,7 @@ GAMES = {
             "m": 0.6,
             "l": 1.7,
         },
-        # costs reach 16; the angle in them is known to the rounding of 4 pi
+        # costs reach 16, and their angle has the rounding error of 4 pi
         reward_tolerance=8 * 16 * EPSILON,
         names={"gravity": "g"},
     ),
@@ -245,8 +244,7 @@ GAMES = {
 
 @functools.cache
 def compiled(name):
-    """Returns (one step, N steps) of the game of that name; both take (key, state, action,
-    params)."""
+    """Return (one step, N steps) of an environment. Both take (key, state, action, params)."""
     env, _ = wdjax.make(name)
     return jax.jit(env.step), jax.jit(jax.vmap(env.step, (None, 0, 0, None)))
 
@@ -258,13 +256,13 @@ def state_type(name):
 
 
 def as_state(name, numbers, time=0):
-    """Returns the state with these numbers, [D], or N states from [N, D]."""
+    """Return the state with these numbers, [D], or N states from [N, D]."""
     columns = np.asarray(numbers, np.float32).T
     return state_type(name)(*jnp.asarray(columns), jnp.full(columns.shape[1:], time, jnp.int32))
 
 
 def as_numbers(name, state):
-    """The inverse of `as_state`, without time: [D] or [N, D]."""
+    """Return the numbers of a state without time, [D] or [N, D]. Inverse of `as_state`."""
     return np.stack([np.asarray(getattr(state, field)) for field in GAMES[name].fields], axis=-1)
 
 
@@ -274,7 +272,7 @@ def as_action(action):
 
 
 def our_steps(name, starts, actions, params):
-    """One step from each of the states [N, D]."""
+    """Return one step from each of the states [N, D]."""
     state, action = as_state(name, starts), as_action(actions)
     obs, after, reward, terminated, truncated, _ = compiled(name)[1](
         jax.random.key(0), state, action, params
@@ -287,14 +285,13 @@ def our_steps(name, starts, actions, params):
 
 
 def their_env(name, params=None):
-    """Returns gymnasium's environment, bare; with `params`, its attributes are the game's
-    changed ones of these."""
+    """Return gymnasium's environment without wrappers, with the changes in `params` if given."""
     game = GAMES[name]
     env = gymnasium.make(game.gym_id).unwrapped
     env.reset(seed=0)
     if params is not None:
         for change in game.changes:
-            value = np.asarray(getattr(params, change)).tolist()  # of float32
+            value = np.asarray(getattr(params, change)).tolist()  # rounded to float32
             assert hasattr(env, game.names.get(change, change))
             setattr(env, game.names.get(change, change), value)
         game.derived(env)
@@ -302,9 +299,9 @@ def their_env(name, params=None):
 
 
 def put(env, numbers):
-    """Sets the state of a bare gymnasium environment."""
+    """Set the state of a gymnasium environment without wrappers."""
     env.state = np.asarray(numbers, np.float64)
-    env.steps_beyond_terminated = None  # CartPole's
+    env.steps_beyond_terminated = None  # of CartPole
 
 
 def as_their_action(action):
@@ -312,7 +309,7 @@ def as_their_action(action):
 
 
 def their_steps(env, starts, actions):
-    """One step of a bare gymnasium environment from each of the states [N, D]."""
+    """Return one step of a gymnasium environment from each of the states [N, D]."""
     rows = []
     for start, action in zip(starts, actions, strict=True):
         put(env, start)
@@ -323,9 +320,9 @@ def their_steps(env, starts, actions):
 
 
 def random_steps(name, num, seed=0, changed=False):
-    """Plays both from the same states with the same actions, games that are over left out.
+    """Return (params, starts, actions, steps of wdjax, steps of gymnasium).
 
-    Returns (params, starts, actions, ours, theirs).
+    Both start in the same states, before the end, and take the same actions.
     """
     game, rng = GAMES[name], np.random.default_rng(seed)
     _, params = wdjax.make(name, **(game.changes if changed else {}))

@@ -1,9 +1,7 @@
-"""covid_economy once more, in plain NumPy float64 and Python, one replica and one state at a time,
-from the text of the rules. It shares no code with wdjax.envs.covid; the calibration comes as a dict
-of its fields.
+"""covid_economy in plain NumPy float64 and Python, one replica and one state at a time.
 
-Unemployment is the sum over the last 600 days that the text has, day by day, and not the recursion
-of the environment.
+Written from the rules, without code of wdjax.envs.covid. The calibration is a dict of its fields.
+Unemployment is a sum over the last 600 days, not the recursion of the environment.
 """
 
 import dataclasses
@@ -34,7 +32,7 @@ class Rules:
 
 
 class Economy:
-    """One episode: `step` plays a day; the attributes are the state."""
+    """One episode. `step` advances a day; the attributes are the state."""
 
     def __init__(self, calibration, rules=Rules()):
         self.of = of = {name: np.asarray(value, np.float64) for name, value in calibration.items()}
@@ -45,7 +43,7 @@ class Economy:
             for name in ("susceptible", "infected", "recovered", "vaccinated", "unemployed")
         )
         self.dead = of["death_rate"] * self.recovered
-        # levels of all days so far; level 1 for ever before the first
+        # levels of all past days; level 1 before the first
         self.levels = [list(of["policy"][:, i]) for i in range(self.n)]
         self.until = [0] * self.n
         self.productivity = np.zeros(self.n)
@@ -70,7 +68,7 @@ class Economy:
         return levels[-1 - days] if days < len(levels) else 1.0
 
     def step(self, actions, subsidy_action):
-        """Returns (rewards of states [n], of the planner)."""
+        """Return (rewards of the states [n], reward of the planner)."""
         of, rules = self.of, self.rules
         t = self.time + 1
         if (t - 1) % rules.subsidy_interval == 0:
@@ -116,7 +114,7 @@ class Economy:
         return np.array(rewards), planner
 
     def spread(self, i, t, lagged):
-        """Returns the new dead."""
+        """Advance the epidemic in state i. Return the new deaths."""
         of, rules = self.of, self.rules
         people = of["population"][i]
         dose = 0.0
@@ -140,7 +138,7 @@ class Economy:
 
     def unemployment(self, i):
         levels = np.array([1.0, *self.levels[i]])
-        changes = np.diff(levels)[::-1][:FILTER_DAYS]  # that of today first
+        changes = np.diff(levels)[::-1][:FILTER_DAYS]  # today first
         effects = np.exp(-np.arange(len(changes)) / self.of["conv_lambdas"][:, None]) @ changes
         return (
             math.log1p(math.exp(float(self.of["filter_weights"][i] @ effects)))
@@ -159,14 +157,13 @@ class Economy:
         return weight * norm(health, health_bounds) + (1 - weight) * norm(utility, economic_bounds)
 
     def masks(self):
-        """Returns whether each state may set its level, and whether the planner may set the
-        subsidy."""
+        """Return (may each state set its level, may the planner set the subsidy)."""
         return [
             self.time >= until for until in self.until
         ], self.time % self.rules.subsidy_interval == 0
 
     def observe(self):
-        """Returns (rows of states [n, n + 13], the planner's row [9 n + 4])."""
+        """Return (rows of the states [n, n + 13], row of the planner [9 n + 4])."""
         rules, n, t = self.rules, self.n, self.time
         m = rules.delivery_interval
         first, following = -(-rules.vaccine_start // m) * m, t + 1

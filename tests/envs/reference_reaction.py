@@ -1,7 +1,6 @@
-"""The reaction paths once more, in plain Python and float64, one step at a time, from the text of
-the rules.
+"""The reaction paths in plain Python and float64, one step at a time.
 
-It shares no code with wdjax.envs.reaction.
+Written from the rules, without code of wdjax.envs.reaction.
 """
 
 import dataclasses
@@ -12,8 +11,10 @@ import numpy as np
 
 @dataclasses.dataclass
 class Rules:
-    """The parameters under the names of `wdjax.make`; energies are [nx, ny, layers], of two
-    atoms so twice."""
+    """The parameters, with the names of `wdjax.make`.
+
+    Energies are [nx, ny, layers], for two atoms [nx, ny, layers, nx, ny, layers].
+    """
 
     energies: np.ndarray
     ienergy: float
@@ -32,8 +33,7 @@ class Rules:
 
 
 def step(rules, position, time, action):
-    """Returns (position, obs, reward, terminated, truncated) after a move, from a state in
-    which the game goes on."""
+    """Return (position, obs, reward, terminated, truncated) after a move in an active episode."""
     atom, move = (0, action) if np.ndim(action) == 0 else action
     plane = len(position) == 3 and (
         rules.rule == "2d"

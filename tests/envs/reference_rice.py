@@ -1,18 +1,16 @@
-"""RICE-N in NumPy, float64, region by region in loops: what the environment is compared with. See
-spec/climate.md.
+"""RICE-N in NumPy float64, region by region in loops.
 
-Written from the text of the rules and not from the environment; in the order of the paper's CPU
-class.
+Written from the rules in spec/climate.md, in the order of the paper's CPU class.
 """
 
 import numpy as np
 
 
 class ReferenceRice:
-    """One replica; attributes are named as in the text."""
+    """One replica. Attributes have the names of the rules."""
 
     def __init__(self, p, n, negotiation=False, levels=10):
-        """p: a mapping or params with the names of rice_regions.yaml."""
+        """Start from parameters `p`, a mapping or params with the names of rice_regions.yaml."""
         self.p = {name: np.asarray(value, np.float64) for name, value in p.items()}
         self.n, self.negotiation, self.levels = n, negotiation, levels
         self.t = self.k = 0
@@ -44,7 +42,7 @@ class ReferenceRice:
         self.first_T, self.sum_Q = self.T[0], 0.0
 
     def step(self, heads):
-        """heads: [n, H] whole numbers. Returns (reward [n], done)."""
+        """Return (reward [n], done) after the heads, [n, H] whole numbers."""
         self.t += 1
         stage = self.t % 3 if self.negotiation else 0
         if stage == 1:
@@ -138,7 +136,7 @@ class ReferenceRice:
         self.sum_Q += self.Q.sum()
 
     def indices(self):
-        """Returns (climate, economic), rounded to two decimals as the authors do."""
+        """Return (climate index, economic index), rounded to two decimals as by the authors."""
         climate = (self.T[0] - self.first_T - 7.006738662719727) / (
             1.2506777048110962 - 7.006738662719727
         )
@@ -147,9 +145,9 @@ class ReferenceRice:
         )
 
     def mask(self):
-        """Returns [n, sum of head sizes]."""
+        """Return the mask, [n, sum of head sizes]."""
         heads = 3 + 2 * self.n
-        # 2 n of 10 and n of 2
+        # 2 n heads of size 10 and n of size 2
         size = self.levels * heads + (22 * self.n if self.negotiation else 0)
         mask = np.ones((self.n, size), int)
         for i in range(self.n if self.negotiation else 0):
@@ -158,7 +156,7 @@ class ReferenceRice:
         return mask
 
     def features(self):
-        """Returns [n, 1043], with negotiation [n, 1207], of 27 regions."""
+        """Return the features of 27 regions, [n, 1043], with negotiation [n, 1207]."""
         rows = []
         for i in range(self.n):
             row = [float(i == j) for j in range(self.n)]

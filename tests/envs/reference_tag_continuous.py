@@ -1,8 +1,7 @@
-"""tag_continuous once more, in plain NumPy, one replica and one agent at a time, from the text of
-the rules.
+"""tag_continuous in plain NumPy, one replica and one agent at a time.
 
-It shares no code and no tricks with wdjax.envs.tag.continuous: it is slow and easy to read. Floats
-are float32 where the rules say so. Agents stand in wdjax's order, taggers first.
+Written from the rules, without code of wdjax.envs.tag.continuous: slow and easy to read. Floats are
+float32 where the rules require it. Agents have the order of wdjax, taggers first.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ TWO_PI = np.float32(2 * np.pi)
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The parameters under the names of `wdjax.make`."""
+    """The parameters, with the names of `wdjax.make`."""
 
     num_taggers: int = 1
     num_runners: int = 10
@@ -71,8 +70,7 @@ class State:
 
 @dataclasses.dataclass
 class Step:
-    """What a step gives, and how near its decisions were: another order of float32 operations
-    may turn a near one."""
+    """The result of a step, and values near which the order of float32 operations matters."""
 
     state: State
     obs: np.ndarray  # [N, size]
@@ -80,8 +78,8 @@ class Step:
     done: bool
     tagged: np.ndarray  # [N]
     turn: np.ndarray  # [N]
-    turned: np.ndarray  # [N], the direction before mod 2 pi
-    free_x: np.ndarray  # [N], the place before it is clipped to the square
+    turned: np.ndarray  # [N], direction before mod 2 pi
+    free_x: np.ndarray  # [N], position before clipping to the square
     free_y: np.ndarray
 
 
@@ -90,13 +88,13 @@ def level_table(low, high, num_levels):
 
 
 def distances(state, i):
-    """Returns how far everybody is from agent i, [N] float32."""
+    """Return the distances of all agents from agent i, [N] float32."""
     dx, dy = state.x - state.x[i], state.y - state.y[i]
     return np.sqrt(dx * dx + dy * dy)
 
 
 def step(rules, state, action):
-    """Advances `state` by the actions, [N, 2] ints."""
+    """Return the result of the actions, [N, 2] ints."""
     new, turn, turned, free_x, free_y = move(rules, state, action)
     length = np.float32(rules.grid_length)
     crossed = [
@@ -136,8 +134,7 @@ def move(rules, state, action):
 
 
 def tag(rules, state, crossed):
-    """Returns rewards [N] and who was tagged [N]; takes runners out of `state.active` where
-    they exit."""
+    """Return (rewards [N], tagged [N]). Deactivate tagged runners that exit."""
     reward, tagged = np.zeros(rules.num_agents), np.zeros(rules.num_agents, bool)
     runners = range(rules.num_taggers, rules.num_agents)
     for i in range(rules.num_agents):
@@ -152,7 +149,7 @@ def tag(rules, state, crossed):
         if not state.active[r]:
             continue
         from_taggers = distances(state, r)[: rules.num_taggers]
-        nearest = np.argmin(from_taggers)  # the first of several
+        nearest = np.argmin(from_taggers)  # the first one on ties
         if from_taggers[nearest] < rules.margin:
             reward[r] += rules.tag_penalty_for_runner
             reward[nearest] += rules.tag_reward_for_tagger
@@ -166,7 +163,7 @@ def tag(rules, state, crossed):
 
 
 def neighbors(rules, state, i):
-    """Returns the agents that i's observation lists, in order."""
+    """Return the agents in the observation of agent i, in order."""
     others = [j for j in range(rules.num_agents) if j != i]
     if rules.use_full_observation:
         return others

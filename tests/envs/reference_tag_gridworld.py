@@ -1,7 +1,7 @@
-"""tag_gridworld once more, in plain NumPy and Python, one replica and one agent at a time, from the
-text of the rules.
+"""tag_gridworld in plain NumPy and Python, one replica and one agent at a time.
 
-It shares no code with wdjax.envs.tag.gridworld. Agents stand in the order taggers, runner.
+Written from the rules, without code of wdjax.envs.tag.gridworld. Agents have the order taggers,
+runner.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ MOVES = {0: (0, 0), 1: (1, 0), 2: (-1, 0), 3: (0, 1), 4: (0, -1)}
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The parameters under the names of `wdjax.make`."""
+    """The parameters, with the names of `wdjax.make`."""
 
     num_taggers: int = 10
     grid_length: int = 10
@@ -45,7 +45,7 @@ def is_tagged(state):
 
 
 def step(rules, state, action):
-    """Returns (state, obs [N, size], reward [N], done, tagged) after the actions, N ints."""
+    """Return (state, obs [N, size], reward [N], done, tagged) after the actions, N ints."""
     x, y, hits = [], [], []
     for i in range(rules.num_agents):
         dx, dy = MOVES[int(action[i])]

@@ -1,7 +1,6 @@
-"""taxed_commons once more, in plain Python, one fish and one harvester at a time, from the text of
-the rules.
+"""taxed_commons in plain Python, one fish and one harvester at a time.
 
-It shares no code with wdjax.envs.commons.
+Written from the rules, without code of wdjax.envs.commons.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The parameters under the names of `wdjax.make`."""
+    """The parameters, with the names of `wdjax.make`."""
 
     num_harvesters: int = 4
     max_catch: int = 3
@@ -38,7 +37,7 @@ class Game:
         return self.time % (self.rules.fishing_days + 1) == 0
 
     def step(self, asked, level):
-        """Returns (rewards of the harvesters, that of the planner)."""
+        """Return (rewards of the harvesters, reward of the planner)."""
         rules, num = self.rules, self.rules.num_harvesters
         if self.time >= rules.episode_length:
             return [0.0] * num, 0.0
@@ -55,7 +54,7 @@ class Game:
         return rewards, sum(rewards)
 
     def grown(self, left):
-        """The stock after a day that left so many."""
+        """Return the stock after a day that left `left` fish."""
         rate = fractions.Fraction(self.rules.growth_percent, 100)
         born = rate * left * (1 - fractions.Fraction(left, self.rules.capacity))
         return min(
@@ -64,7 +63,7 @@ class Game:
         )
 
     def masks(self):
-        """(of a harvester, of the planner)."""
+        """Return (mask of a harvester, mask of the planner)."""
         rules = self.rules
         if self.sits():
             return [1] + [0] * rules.max_catch, [

@@ -1,5 +1,4 @@
-"""Files that lie beside the project and are never part of it: tests that read them skip without
-them."""
+"""Data files outside of the project. Tests that read them skip if they are missing."""
 
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ FOLDER = (
 
 
 def shared(*parts):
-    """Returns the path of a file there, or skips the test."""
+    """Return the path of a data file, or skip the test."""
     path = FOLDER.joinpath(*parts)
     if not path.exists():
         pytest.skip(f"{path} is not here")

@@ -1,5 +1,4 @@
-"""What every registered environment must do: jit, vmap and scan, keep to its spaces, and compile
-once."""
+"""All registered environments: jit, vmap, scan, spaces, gradients and number of compilations."""
 
 import dataclasses
 import functools
@@ -20,8 +19,7 @@ N, T = 3, 12
 
 @functools.cache
 def play(name):
-    """Plays N bare replicas at random for T steps, past their ends. Returns (env, params,
-    start, steps [T, N, ...])."""
+    """Return (env, params, start, steps [T, N, ...]) of N random replicas, also past their ends."""
     env, params = wdjax.make(name, episode_length=8)
 
     def body(state, key):
@@ -60,7 +58,7 @@ def spaces(env, params):
 
 
 @each_env
-def test_outputs_have_the_shapes_of_the_contract(name):
+def test_outputs_have_the_required_shapes_and_dtypes(name):
     env, params, (_, start), (_, _, after, reward, terminated, truncated, info) = play(name)
     groups = env.groups
     for value, dtype in ((reward, np.float32), (terminated, np.bool_), (truncated, np.bool_)):
@@ -82,7 +80,7 @@ def test_outputs_have_the_shapes_of_the_contract(name):
 
 
 @each_env
-def test_ends_last_and_no_agent_has_two(name):
+def test_ends_are_absorbing_and_exclusive(name):
     env, _, _, (_, _, _, reward, terminated, truncated, _) = play(name)
     for group in env.groups or [None]:
         ended, cut, gain = (
@@ -96,7 +94,7 @@ def test_ends_last_and_no_agent_has_two(name):
 
 
 @each_env
-def test_static_environments_are_values(name):
+def test_environments_are_equal_and_hashable_by_value(name):
     (env, params), (other, _) = wdjax.make(name), wdjax.make(name)
     assert env == other
     assert hash(env) == hash(other)
@@ -113,8 +111,7 @@ def test_static_environments_are_values(name):
 
 @each_env
 def test_gradients_are_finite(name):
-    """Of all rewards, observations and float state leaves, with respect to all float params and
-    state leaves."""
+    """Of rewards, observations and float states with respect to float params and states."""
     env, params = wdjax.make(name, episode_length=T - 3)
 
     def step(params, state, key):
@@ -143,13 +140,13 @@ def test_gradients_are_finite(name):
 
 @pytest.mark.parametrize("change", [{"num_taggers": 2}, {"use_full_observation": False}])
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
-def test_other_static_fields_make_another_environment(name, change):
+def test_environments_differ_by_static_fields(name, change):
     assert wdjax.make(name)[0] != wdjax.make(name, **change)[0]
 
 
 @each_env
 def test_steps_compile_once(name):
-    """Neither the second step nor other params, nor params on a device, are traced anew."""
+    """Further steps, other params and params on a device do not trace again."""
     env, params = wdjax.make(name)
     traces = []
 
@@ -219,8 +216,8 @@ VARIED = {
 
 
 @each_env
-def test_many_variants_are_one_program(name):
-    """vmapped over params: each variant gives what it gives alone."""
+def test_params_may_be_vmapped(name):
+    """Each variant gives the same result as on its own."""
     env, params = wdjax.make(name)
     changes = {
         key: jnp.asarray(value, getattr(params, key).dtype)

@@ -1,4 +1,4 @@
-"""Classic control against gymnasium, one step at a time, and what is the same for all its games."""
+"""Classic control against gymnasium, step by step, and properties of all its environments."""
 
 import gymnasium
 import jax
@@ -24,8 +24,7 @@ NUM = 1000
 
 
 def difference(name, ours, theirs):
-    """Returns ours - theirs, [N, D]; the angles of acrobot lie on a circle, where pi and -pi
-    are one."""
+    """Return ours - theirs, [N, D]. Angles of acrobot are compared on the circle."""
     apart = ours - theirs
     if name == "acrobot":
         apart[:, :2] = (apart[:, :2] + np.pi) % (2 * np.pi) - np.pi
@@ -40,7 +39,7 @@ def test_steps_agree_with_gymnasium(name, changed):
     tolerance = np.broadcast_to(game.tolerance(starts), starts.shape)
     excess = np.abs(difference(name, ours.numbers, theirs.numbers)) - tolerance
     assert excess.max() <= 0, (excess.max(), starts[excess.max(axis=1).argmax()])
-    # theirs are rounded once more, from float64
+    # observations of gymnasium are rounded from float64
     obs_tolerance = 2 * tolerance.max(axis=1, keepdims=True) + 2 * EPSILON
     assert (np.abs(ours.obs - theirs.obs) <= obs_tolerance).all()
 
@@ -53,14 +52,14 @@ def test_steps_agree_with_gymnasium(name, changed):
 
 
 @each_game
-def test_spaces_are_those_of_gymnasium(name):
+def test_spaces_agree_with_gymnasium(name):
     env, params = wdjax.make(name)
     theirs, ours = their_env(name), env.observation_space(params)
     assert (ours.shape, ours.dtype) == (
         theirs.observation_space.shape,
         theirs.observation_space.dtype,
     )
-    if name != "cartpole":  # whose bounds are no bounds of the last state of an episode
+    if name != "cartpole":  # its last states may exceed the bounds
         np.testing.assert_array_equal(ours.low, theirs.observation_space.low)
         np.testing.assert_array_equal(ours.high, theirs.observation_space.high)
     ours = env.action_space(params)
@@ -78,8 +77,7 @@ def test_spaces_are_those_of_gymnasium(name):
 @pytest.mark.parametrize("changed", [False, True], ids=["defaults", "changed"])
 @each_game
 def test_observations_fill_their_space(name, changed):
-    """They are in it to the last bit, at its bounds where they are clipped; so with traced
-    params."""
+    """They are in it exactly, and at its bounds where clipped, also with traced params."""
     env, params = wdjax.make(name, **(GAMES[name].changes if changed else {}))
     _, _, _, ours, _ = random_steps(name, NUM, changed=changed)
 
@@ -90,14 +88,13 @@ def test_observations_fill_their_space(name, changed):
     space = env.observation_space(params)
     assert jax.vmap(space.contains)(jnp.asarray(ours.obs)).all()
     assert inside(params, jnp.asarray(ours.obs)).all()
-    if name != "cartpole":  # without bounds
+    if name != "cartpole":  # no bounds
         np.testing.assert_allclose(ours.obs.min(axis=0), space.low, rtol=0.01)
         np.testing.assert_allclose(ours.obs.max(axis=0), space.high, rtol=0.01)
 
 
 def assert_uniform(sample, low, high):
-    """A sample [N] has the support and the first two moments of a uniform one, within 4.5
-    standard errors."""
+    """Compare the moments of a sample [N] with a uniform one, within 4.5 standard errors."""
     width, root = high - low, np.sqrt(len(sample))
     assert np.float32(low) <= sample.min() <= low + 0.02 * width + EPSILON
     assert np.float32(high) >= sample.max() >= high - 0.02 * width - EPSILON
@@ -107,7 +104,7 @@ def assert_uniform(sample, low, high):
 
 
 @each_game
-def test_starts_are_drawn_as_in_gymnasium(name):
+def test_starts_have_the_distribution_of_gymnasium(name):
     game = GAMES[name]
     env, params = wdjax.make(name)
     obs, state = jax.jit(jax.vmap(env.reset, (0, None)))(
@@ -134,8 +131,8 @@ def test_starts_are_drawn_as_in_gymnasium(name):
 
 
 @each_game
-def test_time_limit_is_that_of_gymnasium(name):
-    """Both are put back before every step, so that nothing but time can end the game."""
+def test_time_limit_agrees_with_gymnasium(name):
+    """Both are put to rest before every step, so that only time can end the episode."""
     game = GAMES[name]
     env, params = wdjax.make(name)
     theirs = gymnasium.make(game.gym_id)
@@ -156,9 +153,8 @@ def test_time_limit_is_that_of_gymnasium(name):
 
 
 @pytest.mark.parametrize("name", [name for name in GAMES if GAMES[name].ended])
-def test_end_lasts(name):
-    """What a game that is over gets: its state but for time, reward 0, terminated, also beyond
-    the time limit."""
+def test_termination_is_absorbing(name):
+    """A finished state stays, with reward 0 and terminated, also beyond the time limit."""
     game = GAMES[name]
     _, params = wdjax.make(name)
     actions = game.draw_actions(np.random.default_rng(0), 3)
@@ -173,8 +169,8 @@ def test_end_lasts(name):
             assert (float(reward), bool(terminated), bool(truncated)) == (0.0, True, False)
 
 
-# Name, a start, and steps from it: action, the state after it, reward, terminated. From the
-# reference; pendulum's gravity there is 9.81.
+# (name, start, steps: action, next state, reward, terminated), from the reference, in which the
+# gravity of pendulum is 9.81.
 GOLDEN = [
     (
         "cartpole",
@@ -228,8 +224,8 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("name", "start", "steps"), GOLDEN)
-def test_numbers_of_the_reference(name, start, steps):
-    """Of float32 there: its rounding, added up over up to three steps."""
+def test_golden_steps(name, start, steps):
+    """The reference is float32: its rounding errors add up over at most three steps."""
     _, params = wdjax.make(name, **({"gravity": 9.81} if name == "pendulum" else {}))
     state = as_state(name, start)
     for action, numbers, reward, ends in steps:
@@ -241,8 +237,8 @@ def test_numbers_of_the_reference(name, start, steps):
         assert terminated == ends
 
 
-def test_numbers_of_the_reference_for_an_acrobot_that_turns_over():
-    """It is up at the start already, where its game is over: these are the dynamics alone."""
+def test_golden_dynamics_of_an_acrobot_that_wraps_around():
+    """Dynamics only, since the episode has ended in this state."""
     env, params = wdjax.make("acrobot")
     after = jax.jit(env.dynamics)(
         as_state("acrobot", (3.1, 0.1, 2.0, -3.0)), jnp.int32(2), params

@@ -1,5 +1,4 @@
-"""What is special to each game of classic control: walls, clips, turns, costs, and params that
-gymnasium has not."""
+"""Special rules of classic control: walls, clipping, angles, costs and additional params."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ NUM = 1000
 
 
 def step(name, numbers, action, time=0, **changes):
-    """Returns (numbers after it, reward, terminated, truncated)."""
+    """Return (next numbers, reward, terminated, truncated)."""
     _, params = wdjax.make(name, **changes)
     kind = jnp.int32 if isinstance(action, int) else jnp.float32
     state = as_state(name, numbers, time)
@@ -25,10 +24,10 @@ def step(name, numbers, action, time=0, **changes):
     return as_numbers(name, after), *(leaf.item() for leaf in rest)
 
 
-def test_random_steps_meet_every_edge_of_the_rules():
-    """What parity is tested on: each clip, wall and turn, in each direction, at least 10 times."""
+def test_random_steps_cover_all_limits():
+    """The steps of the parity tests include each clip, wall and wrap at least 10 times."""
     _, starts, _, ours, theirs = random_steps("acrobot", NUM)
-    # by more than half a turn: wrapped
+    # changes by more than half a turn are wrapped
     turned = np.round((theirs.numbers - starts)[:, :2] / (2 * np.pi))
     speeds = theirs.numbers[:, 2:] / [4 * np.pi, 9 * np.pi]
     edges = [*(turned > 0).T, *(turned < 0).T, *(speeds >= 1).T, *(speeds <= -1).T, ours.terminated]
@@ -57,13 +56,13 @@ def test_random_steps_meet_every_edge_of_the_rules():
     assert min(counts) >= 10, counts
 
 
-def test_wrap_angle():
+def test_wrap_angle_is_periodic():
     half = np.float32(np.pi)
     inside = np.array([-half, -3, -1e-30, 0, 0.3, np.nextafter(half, np.float32(0))], np.float32)
     np.testing.assert_array_equal(wrap_angle(jnp.asarray(inside)), inside)
     turns = np.array([[-3], [-1], [1], [2]])
     many = wrap_angle(jnp.asarray(inside + 2 * np.pi * turns, jnp.float32))
-    # The rounding of the argument, up to 7 pi; pi and -pi are one.
+    # The argument, up to 7 pi, is rounded. pi and -pi are equal.
     np.testing.assert_allclose(
         np.cos(many), np.broadcast_to(np.cos(inside), many.shape), atol=32 * EPSILON
     )
@@ -73,14 +72,16 @@ def test_wrap_angle():
     assert (np.abs(many) <= np.pi + 32 * EPSILON).all()
 
 
-def test_acrobot_stays_between_half_turns():
+def test_angles_of_acrobot_are_wrapped():
     _, _, _, ours, _ = random_steps("acrobot", NUM)
     assert (np.abs(ours.numbers[:, :2]) <= np.pi + 16 * EPSILON).all()
 
 
-def test_gravity_of_acrobot():
-    """It is a literal in gymnasium. In 4 times the gravity and torque everything runs at twice
-    the speed."""
+def test_gravity_of_acrobot_scales_time():
+    """With 4 times the gravity and torque, motion is twice as fast.
+
+    In gymnasium the gravity is a literal.
+    """
     _, starts, actions, ours, _ = random_steps("acrobot", NUM)
     _, fast = wdjax.make(
         "acrobot",
@@ -98,9 +99,8 @@ def test_gravity_of_acrobot():
     assert (np.abs(apart) <= tolerance).all()
 
 
-def test_gravity_of_the_continuous_car():
-    """It is a literal in gymnasium. Actions -1, 0 and 1 are those of the other car, whose
-    gravity has been compared."""
+def test_gravity_of_continuous_mountain_car_is_that_of_mountain_car():
+    """Actions -1, 0 and 1 correspond to mountain_car. gymnasium has the gravity as a literal."""
     shared = {"gravity": 0.004, "goal_position": 0.4}
     _, starts, actions, _, _ = random_steps("mountain_car", NUM)
     one = our_steps(
@@ -118,9 +118,8 @@ def test_gravity_of_the_continuous_car():
 
 
 @pytest.mark.parametrize(("action", "torque"), [(0, -0.5), (1, 2.0), (2, 5.0)])
-def test_each_action_of_acrobot_has_its_torque(action, torque):
-    """Hanging at rest, d1 = 3.5 and d2 = 1.25 + 0.5: the torque turns the lower link, and the
-    upper one back."""
+def test_actions_of_acrobot_apply_their_torques(action, torque):
+    """At rest, d1 = 3.5 and d2 = 1.75. The torque turns the lower link, and the upper one back."""
     numbers, *_ = step("acrobot", (0, 0, 0, 0), action, AVAIL_TORQUE=[-0.5, 2.0, 5.0], dt=1e-3)
     d1, d2 = 1 * 0.25 + (1 + 0.25 + 1) + 2, 0.25 + 0.5 + 1
     acceleration = torque / (0.25 + 1 - d2**2 / d1)
@@ -130,7 +129,7 @@ def test_each_action_of_acrobot_has_its_torque(action, torque):
 
 
 @pytest.mark.parametrize("name", CARS)
-def test_wall_stops_the_car_and_the_other_end_does_not(name):
+def test_only_the_left_wall_stops_the_car(name):
     push = {"mountain_car": (0, 2), "continuous_mountain_car": ([-1.0], [1.0])}[name]
     numbers, *_ = step(name, (-1.19, -0.06), push[0])
     np.testing.assert_array_equal(numbers, np.array([-1.2, 0], np.float32))
@@ -144,7 +143,7 @@ def test_wall_stops_the_car_and_the_other_end_does_not(name):
 
 
 @pytest.mark.parametrize("name", CARS)
-def test_goal_wants_its_velocity(name):
+def test_goal_requires_its_velocity(name):
     push = {"mountain_car": 1, "continuous_mountain_car": [0.0]}[name]
     for speed, arrives in ((0.03, True), (0.02, False)):
         _, reward, terminated, _ = step(
@@ -155,13 +154,13 @@ def test_goal_wants_its_velocity(name):
 
 
 @pytest.mark.parametrize(("push", "force"), [(0.5, 0.5), (1.0, 1.0), (1.5, 1.0), (-3.0, -1.0)])
-def test_the_action_as_it_came_is_what_costs(push, force):
+def test_cost_depends_on_the_unclipped_action(push, force):
     numbers, reward, *_ = step("continuous_mountain_car", (-0.5, 0.0), [push])
     np.testing.assert_allclose(numbers[1], 0.0015 * force - 0.0025 * np.cos(-1.5), atol=1e-9)
     np.testing.assert_allclose(reward, -0.1 * push**2, rtol=1e-6)
 
 
-def test_cost_of_the_pendulum_is_that_of_the_state_before():
+def test_cost_of_pendulum_depends_on_the_previous_state():
     for theta in (0.5, 0.5 + 2 * np.pi, 0.5 - 4 * np.pi):
         _, reward, *_ = step("pendulum", (theta, 2.0), [5.0])
         np.testing.assert_allclose(reward, -(0.25 + 0.4 + 0.004), rtol=1e-5)
@@ -179,7 +178,7 @@ def test_cost_of_the_pendulum_is_that_of_the_state_before():
         ("continuous_mountain_car", (0.44, 0.03), [1.0]),
     ],
 )
-def test_an_end_wins_over_the_time_limit(name, numbers, action):
+def test_termination_takes_precedence_over_the_time_limit(name, numbers, action):
     limit = int(wdjax.make(name)[1].episode_length)
     for time in (100, limit - 1):
         assert step(name, numbers, action, time)[2:] == (True, False)

@@ -1,5 +1,4 @@
-"""Params of classic control: what is refused, and a parameter of several numbers on all its
-ways."""
+"""Params of classic control: rejected values, and a parameter with several numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from wdjax.train import load_config
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.storage.folder import dump_config, load_run_config
 
-# Environment, a bad value, and words that must stand in the refusal.
+# (environment, invalid value, part of the message)
 ACROBOT, CAR, CONTINUOUS, PENDULUM = (
     "acrobot",
     "mountain_car",
@@ -84,19 +83,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), REFUSED, ids=lambda value: str(value)[:40])
-def test_bad_params_are_refused(name, changes, words):
+def test_invalid_params_raise(name, changes, words):
     with pytest.raises((ValueError, TypeError), match=words):
         wdjax.make(name, **changes)
 
 
-def test_params_at_their_limits_are_taken():
+def test_params_at_their_limits_are_accepted():
     wdjax.make(ACROBOT, MAX_VEL_1=0.1, LINK_COM_POS_1=0.0)
     for name in (CAR, CONTINUOUS):
         wdjax.make(name, min_position=-0.6, max_position=-0.4, goal_position=-0.4)
     wdjax.make(PENDULUM, max_speed=1.0)
 
 
-def test_spaces_of_actions_follow_params():
+def test_action_spaces_depend_on_params():
     env, params = wdjax.make(CONTINUOUS, min_action=-0.5, max_action=1.5)
     assert env.action_space(params) == wdjax.Box(-0.5, 1.5, (1,))
     env, params = wdjax.make(PENDULUM, max_torque=3.5)
@@ -108,16 +107,15 @@ def test_spaces_of_actions_follow_params():
     [[-2, 0, 2], (-2.0, 0.0, 2.0), np.array([-2, 0, 2]), jnp.array([-2.0, 0.0, 2.0])],
     ids=repr,
 )
-def test_torques_come_in_many_kinds(torques):
+def test_make_accepts_all_kinds_of_torques(torques):
     _, params = wdjax.make(ACROBOT, AVAIL_TORQUE=torques)
     np.testing.assert_array_equal(params.AVAIL_TORQUE, [-2, 0, 2])
     assert params.AVAIL_TORQUE.dtype == np.float32
     assert isinstance(params.AVAIL_TORQUE, jax.Array) == isinstance(torques, jax.Array)
 
 
-def test_replicas_with_torques_of_their_own():
-    """Params with a leading axis, one of two axes among them: each replica moves as it would
-    alone."""
+def test_replicas_may_have_different_torques():
+    """All params have a leading axis, one has two axes. Replicas agree with single runs."""
     env, one = wdjax.make(ACROBOT)
     torques = np.array([[-1, 0, 1], [-2, 0, 2], [3, 3, 3]], np.float32)
     many = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (3, *leaf.shape)), one).replace(
@@ -137,7 +135,7 @@ def test_replicas_with_torques_of_their_own():
     assert len(np.unique(np.round(after.env_state.theta2_dot, 1))) == 3
 
 
-def test_torques_are_written_to_the_configuration_of_a_run_and_read_back(tmp_path):
+def test_torques_round_trip_through_config_yaml(tmp_path):
     config = complete_env_params(
         load_config("acrobot", **{"env_params.AVAIL_TORQUE": [-2, 0, 2.5]})
     )
@@ -153,7 +151,7 @@ def test_torques_are_written_to_the_configuration_of_a_run_and_read_back(tmp_pat
     )
 
 
-def test_a_run_has_one_set_of_torques():
+def test_runs_require_one_set_of_torques():
     with pytest.raises(
         ValueError, match=r"env_params.AVAIL_TORQUE = .*3 numbers, shared by all replicas"
     ):

@@ -1,7 +1,7 @@
-"""covid_economy: golden numbers, step parity with the reference, and the rules' edges.
+"""covid_economy: golden numbers, agreement with the reference, limits of the rules.
 
-The golden numbers are of the issue's text (float64); those of the published calibration need its
-file, which lies beside the project.
+Golden numbers are float64. Numbers of the published calibration need its file, which is not part of
+the project.
 """
 
 import dataclasses
@@ -37,102 +37,21 @@ KEYS = (
     "subsidy",
     "until_vaccines",
 )
-# case, t: sum S, I, D, U, productivity; reward of state 0 (calibrated: of California), of all
+# (case, t): sums of S, I, D, U, productivity; rewards of state 0 (calibrated: California), of all
 # states, of the planner
 ROWS_5 = {
-    ("no-op", 1): (
-        28523270,
-        14202.288,
-        152.53,
-        2091491,
-        4779359192,
-        0.735782206,
-        4.07336455,
-        0.8692728113,
-    ),
-    ("no-op", 540): (
-        1751504,
-        54.969,
-        196712.30,
-        1297118,
-        4994661727,
-        0.973118393,
-        4.90780970,
-        0.9914166449,
-    ),
-    ("P", 91): (
-        28014365,
-        110256.152,
-        8409.56,
-        2865046,
-        5312104044,
-        1.085755226,
-        5.82799568,
-        0.6547751552,
-    ),
-    ("P", 540): (
-        3683941,
-        33.776,
-        112438.23,
-        1396937,
-        6308502408,
-        1.552442126,
-        8.01647004,
-        0.9626944116,
-    ),
-}
+    ("no-op", 1): (28523270, 14202.288, 152.53, 2091491, 4779359192, 0.735782206, 4.07336455, 0.8692728113),
+    ("no-op", 540): (1751504, 54.969, 196712.30, 1297118, 4994661727, 0.973118393, 4.90780970, 0.9914166449),
+    ("P", 91): (28014365, 110256.152, 8409.56, 2865046, 5312104044, 1.085755226, 5.82799568, 0.6547751552),
+    ("P", 540): (3683941, 33.776, 112438.23, 1396937, 6308502408, 1.552442126, 8.01647004, 0.9626944116),
+}  # fmt: skip
 ROWS_51 = {
-    ("no-op", 1): (
-        328141882,
-        398928.319,
-        3942.12,
-        26294532,
-        54832805403,
-        0.876852051,
-        44.54254905,
-        0.8725303523,
-    ),
-    ("no-op", 540): (
-        43820365,
-        824.287,
-        1025544.41,
-        18933915,
-        57005157858,
-        0.918286819,
-        49.42401064,
-        0.9724332074,
-    ),
-    ("P", 91): (
-        310722835,
-        3647494.581,
-        287351.73,
-        31957699,
-        61905463188,
-        0.839754524,
-        54.55543478,
-        0.6086966960,
-    ),
-    ("P", 540): (
-        39370009,
-        782.677,
-        1447561.84,
-        20571196,
-        71709758363,
-        1.312992082,
-        77.85562724,
-        0.9339832704,
-    ),
-    ("L10", 284): (
-        324141721,
-        8962.531,
-        91744.65,
-        36126340,
-        69682342888,
-        1.276113860,
-        75.68881609,
-        0.7400483398,
-    ),
-}
+    ("no-op", 1): (328141882, 398928.319, 3942.12, 26294532, 54832805403, 0.876852051, 44.54254905, 0.8725303523),
+    ("no-op", 540): (43820365, 824.287, 1025544.41, 18933915, 57005157858, 0.918286819, 49.42401064, 0.9724332074),
+    ("P", 91): (310722835, 3647494.581, 287351.73, 31957699, 61905463188, 0.839754524, 54.55543478, 0.6086966960),
+    ("P", 540): (39370009, 782.677, 1447561.84, 20571196, 71709758363, 1.312992082, 77.85562724, 0.9339832704),
+    ("L10", 284): (324141721, 8962.531, 91744.65, 36126340, 69682342888, 1.276113860, 75.68881609, 0.7400483398),
+}  # fmt: skip
 RETURNS_5 = {
     "no-op": (2128.382502, 441.3110370, 420.4416539),
     "P": (3215.800353, 621.3942202, 420.1083900),
@@ -143,13 +62,13 @@ RETURNS_51 = {
     "P": (32133.87907, 526.9219543, 418.2343181),
     "L10": (40032.41378, 682.4688483, 371.0894231),
 }
-# sums of |obs| of states (the index one-hot) and planner without masks, D, wage, sum pmax
+# sums of |obs| of states (one-hot index) and planner without masks, D, wage, sum of pmax
 RESET_5 = (23.996057, 10.996057, 133.46, 317.890152, 5.083373880e9)
 RESET_51 = (240.492347, 89.492347, 3410.013346, 320.806169, 5.88125643868e10)
 
 
 def tables(n):
-    """Returns what is asked for in every case, {"state": [cases, T, n], "planner": [cases, T]}."""
+    """Return the actions in all cases, {"state": [cases, T, n], "planner": [cases, T]}."""
     t, draw = np.arange(T)[:, None], np.random.default_rng(0)
     once = np.where(t == 0, 10, 0) + np.zeros((1, n), int)
     chosen = draw.integers(0, 11, (T, n)) * (draw.random((T, n)) < 0.3)
@@ -165,8 +84,10 @@ def tables(n):
 
 @functools.cache
 def play(n, x64, path=""):
-    """Plays all cases; in "P" only what masks allow. Returns (env, params, first, steps),
-    NumPy, [cases, T, ...]."""
+    """Return (env, params, first, steps [cases, T, ...]) of all cases, as NumPy arrays.
+
+    Actions of case "P" are masked.
+    """
     with jax.enable_x64(x64):
         env, params = wdjax.make("covid_economy", num_states=n, calibration_file=str(path))
 
@@ -191,7 +112,7 @@ def play(n, x64, path=""):
 
 
 def size_of(obs):
-    """Returns the sums of |obs| without masks, of states and planner."""
+    """Return the sums of |obs| of states and planner, without masks."""
 
     def flat(group):
         return sum(
@@ -211,7 +132,7 @@ def check_reset(played, expected):
 
 
 def check_rows(played, rows, returns, which, reward_tolerance, rtol, atol):
-    """`which`: the state of whom the text has the reward."""
+    """Compare rows and returns with golden numbers. `which` is the state with a golden reward."""
     _, _, _, (_, states, rewards, _) = played
     for (case, t), expected in rows.items():
         at = (CASES.index(case), t - 1)
@@ -236,9 +157,8 @@ def check_rows(played, rows, returns, which, reward_tolerance, rtol, atol):
         )
 
 
-def test_golden_numbers_of_five_synthetic_states():
-    """Digits of the text: sums are written to whole persons, so near 0 they are compared
-    absolutely."""
+def test_golden_numbers_of_five_states():
+    """Golden sums are whole persons, so those near 0 are compared absolutely."""
     check_reset(play(5, True), RESET_5)
     check_rows(play(5, True), ROWS_5, RETURNS_5, 0, reward_tolerance=1e-6, rtol=1e-6, atol=0.5)
 
@@ -273,8 +193,8 @@ def test_golden_number_of_the_real_policy():
     np.testing.assert_allclose(found, (18193.60199, 338.9238858, 360.9200257), rtol=1e-6)
 
 
-def test_every_golden_row_beside_the_project():
-    """The whole table of the five synthetic states: more days, observations and masks too."""
+def test_all_golden_rows_of_five_states():
+    """The whole table: more days, observations and masks."""
     golden = json.loads(shared("covid", "synthetic_5_golden.json").read_text())
     names = dict(zip(("S", "I", "R", "D", "V", "U"), PERSONS, strict=True)) | {
         "post": "productivity"
@@ -315,9 +235,10 @@ def test_every_golden_row_beside_the_project():
 
 
 def check_against_reference(played, reward_tolerance, rtol):
-    """Steps of random play, most of which the masks forbid: states, observations, masks,
-    rewards, info. The settings are float32 in any case. Who is nearly used up is compared in
-    parts of the population."""
+    """Compare random steps with the reference. The masks forbid most of the actions.
+
+    Settings are always float32. Nearly empty groups are compared relative to the population.
+    """
     env, params, _, steps = played
     n, case = env.num_states, CASES.index("random")
     of = {
@@ -360,18 +281,17 @@ def check_against_reference(played, reward_tolerance, rtol):
 @pytest.mark.parametrize(
     ("x64", "reward_tolerance", "rtol"), [(True, 1e-7, 1e-6), (False, 1e-5, 1e-4)]
 )
-def test_steps_are_the_reference_s(x64, reward_tolerance, rtol):
+def test_steps_agree_with_the_reference(x64, reward_tolerance, rtol):
     check_against_reference(play(5, x64), reward_tolerance, rtol)
 
 
 @pytest.mark.slow
-def test_steps_are_the_reference_s_for_one_state():
+def test_steps_agree_with_the_reference_for_one_state():
     check_against_reference(play(1, True), 1e-7, 1e-6)
 
 
-def test_a_change_waits_for_its_cooldown():
-    """In "L10" a level is set in step 1, at time 0: 1 .. 10 are free again from time 28 on, for
-    step 29."""
+def test_levels_may_change_after_the_cooldown():
+    """ "L10" sets a level in step 1, at time 0. Levels 1 to 10 are legal again from time 28."""
     _, _, (first, _), (obs, *_) = play(5, True)
     free = obs["state"]["action_mask"][CASES.index("L10"), :, 0, 1]
     assert first["state"]["action_mask"].all()
@@ -379,7 +299,7 @@ def test_a_change_waits_for_its_cooldown():
     assert free[27:].all()
 
 
-def test_the_planner_chooses_every_90_days():
+def test_planner_decides_every_90_days():
     _, _, (first, _), (obs, states, *_) = play(5, True)
     assert first["planner"]["action_mask"].all()
     free = obs["planner"]["action_mask"][0, :, 0, 1]
@@ -390,8 +310,7 @@ def test_the_planner_chooses_every_90_days():
 
 @given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 300))
 def test_days_until_vaccines(interval, start, time):
-    """Up to the first delivery as in the original, divided by the interval twice; then a share
-    of what is left."""
+    """As in the original, the first interval is divided twice. Then it is a share of the rest."""
     _, params = made()
     params = params.replace(delivery_interval=interval, vaccine_start=start)
     deliveries = [day for day in range(1, 700) if day % interval == 0 and day >= start]
@@ -425,14 +344,14 @@ def made():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(changes, words):
+def test_invalid_arguments_raise(changes, words):
     with pytest.raises(ValueError, match=words):
         wdjax.make("covid_economy", **{"num_states": 2, **changes})
 
 
 @pytest.mark.slow
-def test_deviations_of_who_does_nothing():
-    """The text's table of constant policies, 5 synthetic states: (return per state, planner's)."""
+def test_deviations_from_no_op():
+    """Golden returns (per state, planner) of constant policies with 5 synthetic states."""
     env, params = wdjax.make("covid_economy", num_states=5)
     found = find_deviations(
         env, params, lambda obs: jnp.zeros(5, jnp.int32), lambda obs: jnp.zeros(1, jnp.int32)
@@ -447,11 +366,11 @@ def test_deviations_of_who_does_nothing():
     np.testing.assert_allclose(
         found.states_gain, found.states_by_level.max() / found.states - 1, rtol=1e-3
     )
-    assert abs(found.planner_gain) < 1e-6  # no subsidy is the best against who does not heed it
+    assert abs(found.planner_gain) < 1e-6  # without a reaction of the states, no subsidy is best
 
 
 @pytest.mark.slow
-def test_few_states_fit_into_a_kernel_with_the_same_numbers():
+def test_kernel_agrees_with_scan():
     env, params = made()
     action = {"state": jnp.array([3, 0], jnp.int32), "planner": jnp.array([7], jnp.int32)}
 

@@ -1,5 +1,4 @@
-"""Calibrations of covid_economy: the synthetic one by its golden numbers, files, and what is
-refused."""
+"""Calibrations of covid_economy: golden numbers, files, and errors."""
 
 import dataclasses
 import json
@@ -11,13 +10,12 @@ from shared_data import shared
 
 import wdjax
 from wdjax.envs.covid import load_calibration, load_policy, synthetic_calibration
+from wdjax.train import load_config
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.load import load_config
 
 
 def as_file(calibration, days_after=3):
-    """Returns what a file of a calibration holds: the last level goes on for some days after
-    day 0."""
+    """Return the content of a calibration file, in which levels continue after day 0."""
     names = [field.name for field in dataclasses.fields(calibration)]
     data = {name: getattr(calibration, name).tolist() for name in names}
     levels = np.array(data.pop("policy"))
@@ -37,7 +35,7 @@ def same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_golden_numbers_of_five_states():
+def test_golden_calibration_of_five_states():
     with jax.enable_x64(True):
         of = synthetic_calibration(5)
     assert of.population.dtype == np.float64
@@ -52,9 +50,11 @@ def test_golden_numbers_of_five_states():
     )
 
 
-def test_levels_before_day_0():
-    """Of who ends at 6: level 1, then 2 from 75 days before on, then one more every three days,
-    the last 5 days ago."""
+def test_levels_rise_before_day_0():
+    """With final level 6: 1, then 2 from 75 days before, then one more every three days.
+
+    The last change is 5 days before day 0.
+    """
     policy = synthetic_calibration(5).policy[:, 0]
     assert policy.shape == (82,)
     assert policy[81 - 76] == 1
@@ -63,7 +63,7 @@ def test_levels_before_day_0():
     np.testing.assert_array_equal(policy[81 - ago], [2, 3, 3, 4, 4, 5, 5, 6, 6])
 
 
-def test_seeds_differ_and_repeat():
+def test_calibration_depends_on_the_seed():
     same(synthetic_calibration(3, seed=1), synthetic_calibration(3, seed=1))
     assert (
         synthetic_calibration(3, seed=1).population != synthetic_calibration(3).population
@@ -71,7 +71,7 @@ def test_seeds_differ_and_repeat():
     assert synthetic_calibration(3).population.dtype == np.float32
 
 
-def test_a_file_holds_it_whole(tmp_path):
+def test_calibration_round_trips_through_a_file(tmp_path):
     with jax.enable_x64(True):
         of = synthetic_calibration(4)
         path = written(tmp_path, as_file(of))
@@ -82,7 +82,7 @@ def test_a_file_holds_it_whole(tmp_path):
     assert env.calibration_file == str(path)
 
 
-def test_the_file_beside_the_project_is_the_synthetic_one():
+def test_shared_file_equals_the_synthetic_calibration():
     with jax.enable_x64(True):
         same(load_calibration(shared("covid", "synthetic_5.json"), 5), synthetic_calibration(5))
 
@@ -156,13 +156,13 @@ def test_the_file_beside_the_project_is_the_synthetic_one():
         ("policy_digits_per_state", ["1" * 85] * 3, "shape of policy_digits_per_state"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(tmp_path, key, value, words):
+def test_invalid_values_in_a_file_raise(tmp_path, key, value, words):
     path = written(tmp_path, {**as_file(synthetic_calibration(2)), key: value})
     with pytest.raises(ValueError, match=f"calibration.json: {words}"):
         load_calibration(path, 2)
 
 
-def test_a_file_that_is_none_is_refused(tmp_path):
+def test_malformed_files_raise(tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text("{")
     with pytest.raises(ValueError, match=r"calibration_file = .*: must be JSON"):
@@ -180,14 +180,14 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         )
 
 
-def test_a_path_is_no_calibration():
+def test_path_as_calibration_raises():
     with pytest.raises(
         TypeError, match=r"calibration = 'a.json': must be a Calibration .* calibration_file"
     ):
         wdjax.make("covid_economy", num_states=2, calibration="a.json")
 
 
-def test_a_run_s_configuration_names_the_file_and_not_its_numbers():
+def test_config_contains_the_file_but_not_its_numbers():
     config = complete_env_params(load_config("covid_small"))
     assert "calibration" not in config.env_params
     assert config.env_params["calibration_file"] == ""

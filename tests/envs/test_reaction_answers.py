@@ -1,5 +1,4 @@
-"""The surfaces and what is best on them: literature, stored answers, flood fills, and a brute
-search."""
+"""Reaction surfaces and their optimal paths: literature, stored values, flood fill, brute force."""
 
 import dataclasses
 import functools
@@ -14,8 +13,8 @@ from test_reaction_parity import PUBLISHED, make, published
 import wdjax
 from wdjax.envs.reaction import exact, surfaces
 
-# E of the start, lowest pass, ienergy, max_denergy; best return, its steps and top; at gamma 0.99,
-# steps
+# energies of start and lowest pass, ienergy, max_denergy; best return, its steps and top; at gamma
+# 0.99, steps
 THRESHOLD = {
     "mueller_brown": (
         -145.998035252, -40.269451041, -45.55588, 5.286429, 27.851364993, 33, -40.269451041, 20.221711301, 31,
@@ -57,7 +56,7 @@ SHIPPED = {  # lowest pass, steps; best return, steps; at gamma 0.99, steps
     "gas2": (-223.62057, 13, 27.9762283, 13, 24.660001984, 13),
     "surface": (-225.24453, 20, 28.2118595, 20, 23.565719453, 18),
 }
-STATIONARY = [  # formula, x, y, energy there: the Newton solutions of the literature's surfaces
+STATIONARY = [  # formula, x, y, energy: stationary points of the surfaces in the literature
     (surfaces.mueller_brown, -0.558224, 1.441726, -146.699517),
     (surfaces.mueller_brown, 0.623499, 0.028038, -108.166724),
     (surfaces.mueller_brown, -0.050011, 0.466694, -80.767818),
@@ -82,7 +81,7 @@ def make_on(surface, **arguments):
 
 
 @pytest.mark.parametrize(("formula", "x", "y", "energy"), STATIONARY)
-def test_stationary_points(formula, x, y, energy):
+def test_surfaces_have_the_published_stationary_points(formula, x, y, energy):
     assert formula(x, y) == pytest.approx(energy, abs=2e-6)
     step = 1e-4
     slopes = [
@@ -133,7 +132,7 @@ def check_best(answer, value, steps, top=None):
 
 
 @pytest.mark.parametrize("surface", QUICK_FIRST)
-def test_threshold_answers_are_the_stored_ones(surface):
+def test_best_paths_with_threshold_settings(surface):
     env, rounded = make_on(surface)
     params = exact.exact_params(env)
     _, pass_energy, _, _, value, steps, top, discounted, fewer = THRESHOLD[surface]
@@ -141,13 +140,13 @@ def test_threshold_answers_are_the_stored_ones(surface):
     best = exact.best_return(params)
     check_best(best, value, steps, top)
     assert replay(env, rounded, best.path) == (pytest.approx(value, rel=1e-5), True)
-    if env.num_atoms == 1:  # of the two atoms' 102,400 places 500 sweeps take half a minute
+    if env.num_atoms == 1:  # with the 102,400 positions of two atoms, 500 sweeps take half a minute
         check_best(exact.best_return(params, 0.99), discounted, fewer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("surface", PLAIN)
-def test_plain_answers_are_the_stored_ones(surface):
+def test_best_paths_with_plain_settings(surface):
     params = exact.exact_params(make_on(surface, settings="plain")[0])
     value, steps, top, discounted, fewer = PLAIN[surface]
     check_best(exact.best_return(params), value, steps, top)
@@ -156,7 +155,7 @@ def test_plain_answers_are_the_stored_ones(surface):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_published_tables_have_the_stored_answers(name):
+def test_best_paths_on_published_tables(name):
     env, rounded = published(name)
     params = rounded.replace(energies=env.table.energies, ienergy=PUBLISHED[name][1]["ienergy"])
     pass_energy, fewest, value, steps, discounted, fewer = SHIPPED[name]
@@ -169,10 +168,9 @@ def test_published_tables_have_the_stored_answers(name):
 
 
 def replay(env, params, path):
-    """Returns what the environment pays along a path from its start, and whether it ends at the
-    goal."""
+    """Return (rewards of the environment along a path, whether it ends at the goal)."""
     sizes = np.array([*np.shape(params.energies)[:2], int(params.nz)] * env.num_atoms)
-    change = (np.diff(path, axis=0) + 1) % sizes - 1  # over the periodic axes, too
+    change = (np.diff(path, axis=0) + 1) % sizes - 1  # also across the periodic boundaries
     axis, way = np.abs(change).argmax(axis=1), change.sum(axis=1)
     actions = 2 * (axis % 3) + (way < 0)
     actions = np.stack([axis // 3, actions], axis=1) if env.num_atoms == 2 else actions
@@ -190,30 +188,28 @@ def replay(env, params, path):
 
 
 def flood(rules, top):
-    """Returns whether the goal is reached over cells of at most `top`, by looking at neighbours
-    one after the other."""
+    """Return whether cells of at most `top` connect start and goal, by visiting neighbors."""
 
     def energy(cell):
         return rules.energies[tuple(c - rules.z_lower * (i % 3 == 2) for i, c in enumerate(cell))]
 
-    rules = dataclasses.replace(rules, rule="3d")  # within the slab
+    rules = dataclasses.replace(rules, rule="3d")  # stays in the slab
     seen = {rules.initial_state} if energy(rules.initial_state) <= top else set()
-    waiting = list(seen)
-    while waiting:
-        cell = waiting.pop()
+    pending = list(seen)
+    while pending:
+        cell = pending.pop()
         for action in range(6 * len(cell) // 3):
             choice = action if len(cell) == 3 else (action // 6, action % 6)
             after = reference.step(rules, cell, 0, choice)[0]
             if after not in seen and energy(after) <= top:
                 seen.add(after)
-                waiting.append(after)
+                pending.append(after)
     return rules.final_state in seen
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_small_tables_by_brute_search(seed):
-    """Returns of all ways to play 7 steps, and flood fills, by the reference: 3D, 2D out of the
-    slab and back."""
+def test_best_paths_on_small_tables_agree_with_brute_force(seed):
+    """Search all paths of 7 steps in 3D, and in 2D with moves out of the slab."""
     rng = np.random.default_rng(seed)
     atoms, rule = (2, "3d") if seed % 4 == 3 else (1, "2d" if seed % 2 else "3d")
     shape = (2, 2, 1) * 2 if atoms == 2 else (4, 3, 2)

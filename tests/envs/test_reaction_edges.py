@@ -1,4 +1,4 @@
-"""Tables of one's own and what is refused of them; runs and pictures of reaction paths."""
+"""Custom tables of reaction paths, invalid arguments, runs and pictures."""
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("changes", "error", "words"), REFUSED, ids=[str(row[2])[:40] for row in REFUSED]
 )
-def test_what_does_not_fit_is_refused(changes, error, words):
+def test_invalid_arguments_raise(changes, error, words):
     with pytest.raises(error, match=words):
         wdjax.make("reaction_one_atom", **OWN | changes)
 
@@ -94,14 +94,14 @@ def test_what_does_not_fit_is_refused(changes, error, words):
 @pytest.mark.parametrize(
     "missing", ["energies", "ienergy", "max_denergy", "nz", "initial_state", "final_state"]
 )
-def test_of_a_table_of_ones_own_all_is_to_be_given(missing):
+def test_custom_tables_require_all_settings(missing):
     with pytest.raises(ValueError, match=missing):
         wdjax.make(
             "reaction_one_atom", **{name: value for name, value in OWN.items() if name != missing}
         )
 
 
-def test_two_atoms_need_one_slab():
+def test_two_atoms_require_equal_layers():
     places = {"initial_state": [0, 0, 2] * 2, "final_state": [1, 1, 2] * 2}
     with pytest.raises(ValueError, match=r"shape of energies = \(2, 2, 2, 2, 2, 3\)"):
         wdjax.make(
@@ -109,7 +109,7 @@ def test_two_atoms_need_one_slab():
         )
 
 
-def test_a_table_is_the_same_by_array_list_and_file(tmp_path):
+def test_tables_may_be_arrays_lists_or_files(tmp_path):
     np.save(tmp_path / "own.npy", ENERGIES)
     rest = {name: value for name, value in OWN.items() if name not in ("surface", "energies")}
     tables = [OWN, OWN | {"energies": ENERGIES.tolist()}, OWN | {"energies": jnp.asarray(ENERGIES)}]
@@ -126,8 +126,8 @@ def test_a_table_is_the_same_by_array_list_and_file(tmp_path):
         wdjax.make("reaction_one_atom", surface=str(tmp_path / "objects.npy"), **rest)
 
 
-def test_tables_of_one_shape_are_one_program():
-    """The table is traced: energies of another table are paid without a trace anew."""
+def test_tables_of_equal_shape_share_a_program():
+    """The table is traced: another table does not trace again."""
     env, params = wdjax.make("reaction_one_atom")
     traces = []
 
@@ -145,16 +145,15 @@ def test_tables_of_one_shape_are_one_program():
     assert len(traces) == 1
 
 
-def test_an_atom_that_starts_on_its_goal_sees_cells():
+def test_distance_is_in_cells_for_an_atom_that_starts_at_its_goal():
     places = {"initial_state": [2, 2, 3, 6, 2, 3], "final_state": [2, 6, 3, 6, 2, 3]}
     env, params = wdjax.make("reaction_two_atoms", **places)
     state = State(jnp.array([2, 2, 3, 6, 0, 3]), jnp.int32(0))
     np.testing.assert_allclose(env.observe(state, params)[-2:], [1.0, 2.0])
 
 
-def test_play_gives_the_numbers_of_step():
-    """Of a table that is small enough for a kernel, here by plain XLA: 9 steps are two episodes
-    of 4 and a step."""
+def test_play_agrees_with_single_steps():
+    """9 steps are two episodes of 4 and a step. The table is small enough for a kernel."""
     env, params = wdjax.make("reaction_one_atom", **OWN | {"episode_length": 4})
 
     def random(key, obs):
@@ -180,7 +179,7 @@ def test_play_gives_the_numbers_of_step():
             assert not terminated
 
 
-def test_a_run_holds_no_table_that_its_surface_says():
+def test_config_omits_the_table_of_a_named_surface():
     config = load_config("reaction_mueller_brown")
     assert "energies" not in complete_env_params(config).env_params
     other = load_config("reaction_mueller_brown", **{"env_params.energies": np.zeros((28, 24, 2))})
@@ -191,12 +190,12 @@ def test_a_run_holds_no_table_that_its_surface_says():
         load_config("reaction_mueller_brown", **{"env_params.energies": np.zeros((3, 28, 24, 2))})
 
 
-def test_a_flag_of_the_surface_brings_its_settings(monkeypatch, tmp_path):
+def test_surface_flag_sets_the_settings_of_the_surface(monkeypatch, tmp_path):
     from wdjax.experiments.commands import train
 
-    told = []
+    configs = []
     monkeypatch.setattr(
-        train, "import_trainer", lambda: lambda config, *_, **__: told.append(config) or 1 / 0
+        train, "import_trainer", lambda: lambda config, *_, **__: configs.append(config) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         train.train(
@@ -208,7 +207,7 @@ def test_a_flag_of_the_surface_brings_its_settings(monkeypatch, tmp_path):
                 str(tmp_path),
             ]
         )
-    params = told[0].env_params
+    params = configs[0].env_params
     assert (params["surface"], params["initial_state"], params["min_reward"]) == (
         "quartic",
         [6, 10, 2],
@@ -218,19 +217,19 @@ def test_a_flag_of_the_surface_brings_its_settings(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("surface", ["mueller_brown", "two_atom_exchange"])
-def test_a_drawing_shows_the_path_so_far(surface):
+def test_drawing_shows_the_path_up_to_each_frame(surface):
     env, params = wdjax.make(
         "reaction_two_atoms" if "two" in surface else "reaction_one_atom", surface=surface
     )
     start = np.asarray(params.initial_state)
     positions = start + np.eye(len(start), dtype=int)[0] * np.arange(3)[:, None]
-    # an older one first
+    # an earlier episode first
     states = State(np.concatenate([positions[::-1], positions]), np.array([7, 8, 9, 0, 1, 2]))
     scene = env.scene(states, jax.device_get(params))
     energy = env.table.energies[tuple(positions[2] - env.table.offset)]
     places = drawing.places(env.table, positions[:, :2])
     assert scene.captions[-1].startswith(f"step 2 of 500, energy {energy:.4g}, highest")
-    assert "highest" not in scene.captions[0]  # of that episode not all is known
+    assert "highest" not in scene.captions[0]  # the start of that episode is unknown
     (path,) = (mark for mark in scene.marks if getattr(mark, "label", "") in ("path", "atom 1"))
     first, last = path.window[-1]
     np.testing.assert_allclose(path.points[0, 0, first:last], places)
@@ -243,14 +242,13 @@ def test_a_drawing_shows_the_path_so_far(surface):
     assert crosses == list(env.table.saddles)
 
 
-def test_a_line_is_broken_around_the_axes():
+def test_lines_break_at_periodic_boundaries():
     broken = drawing.with_breaks(np.array([[1, 0], [0, 0], [19, 0]]))
     np.testing.assert_array_equal(broken, [[1, 0], [0, 0], [np.nan, np.nan], [19, 0]])
 
 
-def test_cheaper_walls_leave_the_best_path_where_it_is():
-    """The preset trains with walls at -5 and gamma 0.995: what is best so is nearly the best,
-    over the pass."""
+def test_training_settings_keep_the_best_path():
+    """The preset uses min_reward -5 and gamma 0.995. Its best path crosses the lowest pass."""
     env, params = wdjax.make("reaction_one_atom")
     params = exact.exact_params(env)
     best, lowest = exact.best_return(params), exact.lowest_pass(params)

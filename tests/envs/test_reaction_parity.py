@@ -1,5 +1,4 @@
-"""Reaction paths against the reference, one step at a time, on random tables; and the published
-numbers."""
+"""Reaction paths against the reference on random tables, and published numbers."""
 
 import functools
 
@@ -28,8 +27,7 @@ def make(rules):
 
 @st.composite
 def games(draw, atoms):
-    """Draws a table and settings: slabs with room above and below and such that fill the axis,
-    either rule."""
+    """Draw a table and settings: slabs with free layers above and below or without, all rules."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape, below, above = SHAPES[atoms], draw(st.integers(0, 2)), draw(st.integers(0, 2))
     cells = [tuple(int(c) for c in rng.integers(0, shape)) for _ in range(2)]
@@ -58,9 +56,11 @@ def steps(env, params, states, actions):
 
 @pytest.mark.parametrize("atoms", [1, 2])
 @given(data=st.data())
-def test_steps_agree(atoms, data):
-    """From 40 places, of them corners, edges of the slab and neighbours of the goal, and out of
-    it by the 2D rule."""
+def test_steps_agree_with_the_reference(atoms, data):
+    """From 40 positions, including corners, edges of the slab and neighbors of the goal.
+
+    With the 2D rule some are outside of the slab.
+    """
     rules, rng = data.draw(games(atoms))
     env, params = make(rules)
     plane = atoms == 1 and bool(env.in_plane(params))
@@ -91,7 +91,7 @@ def test_steps_agree(atoms, data):
         )
 
 
-def test_what_is_over_stays_as_it_is():
+def test_finished_states_do_not_change():
     env, params = wdjax.make("reaction_one_atom")
     for cell, time, ends in (((21, 3, 1), 9, (True, False)), ((9, 17, 2), 500, (False, True))):
         state = State(jnp.array(cell), jnp.int32(time))
@@ -102,7 +102,7 @@ def test_what_is_over_stays_as_it_is():
 
 
 def test_rules_differ_where_a_move_leaves_the_slab():
-    """By hand: from the highest layer up, along x, down again."""
+    """From the highest layer up, along x, and down again."""
     energies = np.array([[[1.0, 2.0]], [[3.0, 4.0]]])
     arguments = {
         "surface": "table",
@@ -121,14 +121,14 @@ def test_rules_differ_where_a_move_leaves_the_slab():
         env, params = wdjax.make("reaction_one_atom", rule=rule, **arguments)
         state, step = State(jnp.array([0, 0, 6]), jnp.int32(0)), jax.jit(env.step)
         for place, reward, action in zip(places, rewards, (4, 0, 5), strict=False):
-            _, state, paid, terminated, *_ = step(KEY, state, action, params)
-            assert (tuple(np.asarray(state.position)), float(paid)) == (place, reward)
+            _, state, gained, terminated, *_ = step(KEY, state, action, params)
+            assert (tuple(np.asarray(state.position)), float(gained)) == (place, reward)
         assert terminated == (rule != "auto")
     params = params.replace(initial_state=np.array([0, 0, 5], np.int32))
     assert not wdjax.make("reaction_one_atom")[0].in_plane(params)
 
 
-def test_random_starts_are_all_cells_but_the_goal():
+def test_random_starts_cover_all_cells_except_the_goal():
     energies = np.zeros((2, 3, 2))
     arguments = {
         "surface": "table",
@@ -150,7 +150,7 @@ def test_random_starts_are_all_cells_but_the_goal():
     assert {tuple(cell) for cell in cells} == {
         (x, y, z) for x in range(2) for y in range(3) for z in (5, 6) if (x, y, z) != (1, 1, 6)
     }
-    assert counts.min() > 60  # of 100
+    assert counts.min() > 60  # expected: 100
     np.testing.assert_allclose(obs[:, 2], np.asarray(state.position[:, 2]) / 9, rtol=1e-6)
 
 
@@ -162,7 +162,7 @@ GAS = {
     "terminate_reward": 30.0,
 }
 ON_TOP = {"ienergy": -193.6023, "nz": 100, "z_lower": 58, "final_state": (10, 0, 60)}
-PUBLISHED = {  # file and settings of the published configurations
+PUBLISHED = {  # file and settings of published configurations
     "diffusion2d": (
         "en_array_diffusion",
         ON_TOP | {"initial_state": (5, 9, 60), "terminate_reward": 10.0},
@@ -196,7 +196,7 @@ PUBLISHED = {  # file and settings of the published configurations
         },
     ),
 }
-ROLLOUTS = {  # rewards, and the last observation where it is known
+ROLLOUTS = {  # rewards, and the last observation if published
     "diffusion2d": (
         [-0.0969295, -0.0679435, -0.0861725, -0.1553425, -1, -0.1553425],
         [0.3, 0.4444444, 0.58, 0.8901982],
@@ -218,7 +218,7 @@ def published(name):
 
 
 @pytest.mark.parametrize("name", ROLLOUTS)
-def test_published_rollouts(name):
+def test_rewards_agree_with_published_rollouts(name):
     env, params = published(name)
     rewards, last = ROLLOUTS[name]
     actions = (
@@ -227,10 +227,10 @@ def test_published_rollouts(name):
         else [(0, 0), (1, 3), (0, 4), (1, 5), (1, 5), (1, 5)]
     )
     obs, state = env.reset(KEY, params)
-    step, paid = jax.jit(env.step), []
+    step, gained = jax.jit(env.step), []
     for action in actions:
         obs, state, reward, *_ = step(KEY, state, jnp.array(action), params)
-        paid.append(float(reward))
-    np.testing.assert_allclose(paid, rewards, atol=1e-6)
+        gained.append(float(reward))
+    np.testing.assert_allclose(gained, rewards, atol=1e-6)
     if last is not None:
         np.testing.assert_allclose(obs, last, atol=1e-7)

@@ -1,5 +1,4 @@
-"""RICE-N: golden trajectories, the published extremes, step parity with NumPy, in 64 bits and in
-32."""
+"""RICE-N: golden trajectories, published extremes, agreement with NumPy in 64 and 32 bits."""
 
 import contextlib
 import functools
@@ -23,13 +22,12 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 @functools.cache
 def player(negotiation, bits):
-    """Returns (env, params, run): run(heads [T, n, H], raised) -> what every step returned, [T,
-    ...]."""
+    """Return (env, params, run), where run(heads [T, n, H], raised) returns all steps [T, ...]."""
     env, params = wdjax.make("rice", negotiation=negotiation)
 
     def step(carry, heads):
         obs, state, raised = carry
-        # of what the mask allows
+        # the lowest level that the mask allows
         lowest = jnp.argmax(obs["region"]["action_mask"][:, 10:20], axis=1)
         heads = heads.at[:, 1].max(jnp.where(raised, lowest, 0).astype(heads.dtype))
         obs, state, *rest = env.step(None, state, {"region": heads}, params)
@@ -44,15 +42,14 @@ def player(negotiation, bits):
 
 
 def play(heads, negotiation, bits, raised=False):
-    """Returns (heads played, obs, state, reward, terminated, truncated, info) of an episode,
-    with arrays of NumPy."""
+    """Return (heads, obs, state, reward, terminated, truncated, info) of an episode, in NumPy."""
     with jax.enable_x64(True) if bits == 64 else contextlib.nullcontext():
         run = player(negotiation, bits)[2]
         return jax.device_get(run(np.asarray(heads, np.int32), np.bool_(raised)))
 
 
 def regions_head(k, *, heads):
-    """The 57 heads of golden trajectory B in env step k, in the first columns of [n, heads]."""
+    """Return the heads of golden trajectory B in step k, [n, heads] with 57 nonzero columns."""
     h, i = np.zeros((N, heads), int), np.arange(N)
     h[:, 0], h[:, 1], h[:, 2] = 2 + (i + k) % 3, (i + 2 * k) % 10, 3 + i % 2
     h[:, 3:30], h[:, 30:57] = (ROW + 2 * COLUMN + k) % 4, (ROW + COLUMN + k) % 9 == 0
@@ -67,8 +64,8 @@ def with_treaty(k):
 
 
 NVEC = np.array([10] * 111 + [2] * 27)
-# name: (negotiation, heads of step k, raised to the mask, sum of returns, of regions 0 and 20, last
-# T_AT, last M_AT, last sum of Q, sum of returns of the authors' class in float32)
+# name: (negotiation, heads of step k, raised to the mask, sum of returns, returns of regions 0 and
+# 20, last T_AT, last M_AT, last sum of Q, sum of returns of the authors' class in float32)
 GOLDEN = {
     "A": (False, lambda k: np.zeros((N, 57), int), False,
           65.0868356, 1.28154795, 9.64111754, 3.016669664, 1095.768456, 5.76916878, 65.0868340),
@@ -94,9 +91,9 @@ def test_golden_trajectories(name, bits):
              state.output[-1].sum())  # fmt: skip
     rtol = 1e-6 if bits == 64 else 1e-5
     np.testing.assert_allclose(found, (total, first, other, warm, carbon, output), rtol=rtol)
-    # which leaves the game in 32 bits
+    # rewards are returned in 32 bits
     np.testing.assert_allclose(reward["region"], state.reward, rtol=1e-7)
-    # of it 1.6e-5 is the root of its rounding noise
+    # the rounding noise of the authors' class is 1.6e-5
     np.testing.assert_allclose(returns.sum(), as_shipped, rtol=2e-5)
     np.testing.assert_array_equal(
         np.flatnonzero(terminated["region"].all(axis=1)), [len(heads) - 1]
@@ -111,7 +108,7 @@ def test_golden_trajectories(name, bits):
 def check_first_step_of_b(state):
     found = (*state.temperature, state.carbon[0], state.capital[0], state.capital[20], state.balance[0],
              state.reward[0], state.reward[20], state.reward.sum())  # fmt: skip
-    wanted = (
+    expected = (
         0.988661088,
         0.02788,
         871.462532,
@@ -122,14 +119,14 @@ def check_first_step_of_b(state):
         0.63851261,
         3.9234223,
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("head", "climate", "economic"), [(0, 0, 1), (1, 1, 0)], ids=["save", "mitigate"]
 )
-def test_published_extremes(head, climate, economic):
-    """The level 10 is not in the action space; the steps take it."""
+def test_indices_of_published_extremes(head, climate, economic):
+    """Level 10 is not in the action space, but the steps accept it."""
     heads = np.zeros((20, N, 57), int)
     heads[:, :, head] = 10
     info = play(heads, False, 64)[-1]
@@ -138,7 +135,7 @@ def test_published_extremes(head, climate, economic):
 
 
 def some_heads(kind, negotiation):
-    """Returns heads [T, n, H]: at random, or all 0 or the highest each."""
+    """Return heads [T, n, H]: random, or each 0 or its highest level."""
     nvec = NVEC if negotiation else NVEC[:57]
     rng = np.random.default_rng(3)
     heads = rng.integers(0, nvec, (60 if negotiation else 20, N, len(nvec)))
@@ -150,19 +147,21 @@ def some_heads(kind, negotiation):
     ("bits", "kind"),
     [(64, "random"), (64, "extreme"), (64, "obeying"), (32, "random"), (32, "extreme")],
 )
-def test_step_parity(bits, kind, negotiation):
-    """Rewards and all that is observed against NumPy in 64 bits; masks, ends and rounded
-    indices exactly."""
+def test_steps_agree_with_the_reference(bits, kind, negotiation):
+    """Rewards and features agree with NumPy in 64 bits.
+
+    Masks, ends and rounded indices agree exactly.
+    """
     heads = some_heads(kind, negotiation)
     heads, obs, state, reward, terminated, _, info = play(
         heads, negotiation, bits, kind == "obeying"
     )
     reference = ReferenceRice(published(), N, negotiation)
-    # obs is always of 32 bits
+    # obs always has 32 bits
     near = {"rtol": 2e-6, "atol": 2e-7} if bits == 64 else {"rtol": 1e-4, "atol": 1e-4}
     for t, played in enumerate(heads):
         gain, done = reference.step(played)
-        # the reference's p Q may miss Q - I by a bit
+        # p Q of the reference may differ from Q - I by a bit
         exact = {"rtol": 1e-9, "atol": 1e-8} if bits == 64 else near
         np.testing.assert_allclose(state.reward[t], gain, **exact)
         np.testing.assert_allclose(reward["region"][t], gain, **near)
@@ -175,14 +174,14 @@ def test_step_parity(bits, kind, negotiation):
     assert tuple(indices) == reference.indices()
 
 
-def test_params_and_state_have_the_bits_of_jax():
+def test_params_and_state_have_the_default_precision_of_jax():
     with jax.enable_x64(True):
         env, params = wdjax.make("rice", a_2=0.003)
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {
             np.dtype(np.float64),
             np.dtype(np.int32),
         }
-        assert params.a_2 == 0.003  # to the last bit
+        assert params.a_2 == 0.003  # exactly
         obs, state = jax.eval_shape(env.reset, jax.random.key(0), params)
     assert obs["region"]["features"].dtype == np.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {
@@ -192,8 +191,7 @@ def test_params_and_state_have_the_bits_of_jax():
     assert wdjax.make("rice", a_2=0.003)[1].a_2 == np.float32(0.003)
 
 
-def test_calibration_is_the_published_one():
-    """Number for number the file that lies beside the project."""
+def test_calibration_equals_the_published_file():
     theirs = yaml.safe_load(shared("climate", "rice_regions.yaml").read_text(encoding="utf8"))
     ours = published()
     for column, name in enumerate(theirs["regions_columns"][2:], start=2):
@@ -209,7 +207,7 @@ def test_calibration_is_the_published_one():
     )
     world.pop("unused_by_the_dynamics")
     assert world == {name: ours[name] for name in world}
-    # num_regions, columns, T_0 and M_0, the rest, for_pref
+    # num_regions, columns, T_0 and M_0, world, for_pref
     assert len(ours) == 1 + 8 + 2 + len(world) + 1
     assert "BSD-3-Clause" in PUBLISHED.read_text(encoding="utf8")
 
@@ -217,7 +215,7 @@ def test_calibration_is_the_published_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("negotiation", [False, True])
 @pytest.mark.parametrize("bits", [32, 64])
-def test_it_keeps_the_contract(negotiation, bits):
+def test_rice_passes_check_env(negotiation, bits):
     with jax.enable_x64(bits == 64):
         arguments = {"num_regions": 4, "episode_length": 9} if negotiation or bits == 64 else {}
         wdjax.check_env(*wdjax.make("rice", negotiation=negotiation, **arguments), num_steps=400)

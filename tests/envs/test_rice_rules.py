@@ -1,5 +1,4 @@
-"""RICE-N by hand: trade, treaties, tariffs, weights, ends; other calibrations, and what is
-refused."""
+"""RICE-N by hand: trade, treaties, tariffs, weights, ends, calibrations and errors."""
 
 import functools
 import math
@@ -44,17 +43,20 @@ def jitted_trade(bids, limit, output, left, balance):
 
 
 def test_trade_by_hand():
-    """Region 0 bids for 1.5 of its output and is cut to all of it; 1 has half the funds for its
-    debt; 2 sells to the limit Q - I, and then has nothing at home; bids to oneself do not
-    count."""
+    """Compute three regions by hand.
+
+    Region 0 bids for 1.5 of its output and is limited to all of it. Region 1 has half the funds
+    because of its debt. Region 2 sells to the limit Q - I and has no domestic output left. Bids to
+    a region's own output do not count.
+    """
     bids = [[0.9, 0.5, 1.0], [0.0, 0.7, 0.2], [0.1, 0.0, 0.9]]
     imports, domestic = trade(
         bids, [1.0, 1.0, 0.9], [6.0, 10.0, 5.0], [3.0, 9.0, 2.5], [0.0, -0.1, 0.3]
     )
     funds = [1, 1 + 10 * -0.1 / 2, 1]
-    wanted = np.array([[0, 2, 4], [0, 0, 2 * funds[1]], [0.5, 0, 0]])
-    wanted[:, 2] *= 2.5 / 5.0  # 4 + 1 wanted of min(0.9 5, 2.5)
-    np.testing.assert_allclose(imports, wanted, rtol=1e-6)
+    expected = np.array([[0, 2, 4], [0, 0, 2 * funds[1]], [0.5, 0, 0]])
+    expected[:, 2] *= 2.5 / 5.0  # demand 4 + 1, supply min(0.9 5, 2.5)
+    np.testing.assert_allclose(imports, expected, rtol=1e-6)
     np.testing.assert_allclose(domestic, [2.5, 7, 0], rtol=1e-6)
     assert domestic[2] == 0
 
@@ -68,7 +70,7 @@ money = st.floats(1e-3, 100)
     *[st.lists(x, min_size=3, max_size=3) for x in (rates, rates, money)],
     st.lists(st.floats(-3, 3), min_size=3, max_size=3),
 )
-def test_nobody_buys_or_sells_more_than_there_is(bids, limit, saving, output, balance):
+def test_trade_respects_output_and_funds(bids, limit, saving, output, balance):
     output, limit = np.array(output), np.array(limit)
     left = (1 - np.array(saving)) * output
     imports, domestic = trade(np.reshape(bids, (3, 3)), limit, output, left, balance)
@@ -97,7 +99,7 @@ def test_consumption_and_utility_by_hand():
     np.testing.assert_allclose(utility, [2 * math.log(3), 0.5 * math.log(3), 0], rtol=1e-6)
 
 
-def test_indices_of_the_extremes():
+def test_indices_of_extremes_are_0_and_1():
     np.testing.assert_allclose(
         [climate_index(7.006738662719727), climate_index(1.2506777048110962)], [0, 1]
     )
@@ -116,7 +118,7 @@ def small(**arguments):
 
 
 def run(heads, params=None, **arguments):
-    """Plays rows of heads [T, n, H]. Returns what each step returned, a list."""
+    """Return the outputs of all steps with heads [T, n, H], as a list."""
     env, defaults, step = small(**arguments)
     params = params or defaults
     state, played = env.reset(None, params)[1], []
@@ -128,19 +130,19 @@ def run(heads, params=None, **arguments):
 
 def idle(steps, heads):
     played = np.zeros((steps, 3, heads), int)
-    played[:, :, 0] = 3  # something is saved
+    played[:, :, 0] = 3  # a positive saving rate
     return played
 
 
-def test_tariffs_cut_what_is_bought_in_the_next_step():
-    """Region 0 buys from 1 and sets a tariff on it, which costs it something five years later
-    only."""
+def test_tariffs_reduce_imports_of_the_next_step():
+    """Region 0 buys from 1 and sets a tariff, whose cost follows five years later."""
     heads = idle(3, 9)
-    heads[:, 1, 2], heads[:, 0, 6 + 1] = 9, 5  # 1 sells up to 0.9, 0 bids half its output
+    # region 1 sells up to 0.9, region 0 bids half of its output
+    heads[:, 1, 2], heads[:, 0, 6 + 1] = 9, 5
     heads[1, 0, 3 + 1] = 9
     free = heads.copy()
     free[1, 0, 3 + 1] = 0
-    # else its debts forbid it to go on buying
+    # without this, debts prevent further imports
     params = small()[1].replace(debt_multiplier=np.float32(0))
     with_tariff, without = ([step[1] for step in run(played, params)] for played in (heads, free))
     np.testing.assert_allclose(
@@ -154,14 +156,16 @@ def test_tariffs_cut_what_is_bought_in_the_next_step():
     np.testing.assert_allclose(debt.sum(), 0, atol=1e-6)
 
 
-def test_a_treaty_bounds_the_mask_and_nothing_else():
-    """0 promises 1 the level 4 and asks 6 of it; 2 promises 0 the level 8 and is refused; 1 and
-    0 accept each other."""
+def test_treaty_changes_the_mask_only():
+    """Region 0 promises level 4 to 1 and requests 6. They accept each other.
+
+    Region 2 promises level 8 to 0, which refuses.
+    """
     n, at, decide = 3, 9, 9 + 6
     heads = idle(4, 18)
     heads[0, 0, at + 2 * 1], heads[0, 0, at + 2 * 1 + 1] = 4, 6
     heads[0, 2, at + 2 * 0] = 8
-    heads[0, 1, at + 2 * 1] = 9  # to itself
+    heads[0, 1, at + 2 * 1] = 9  # a proposal to itself
     heads[1, 1, decide + 0] = heads[1, 0, decide + 1] = heads[1, 1, decide + 1] = 1
     proposed, evaluated, acted, again = run(heads, negotiation=True)
     state = evaluated[1]
@@ -182,16 +186,17 @@ def test_a_treaty_bounds_the_mask_and_nothing_else():
         for i, level in enumerate(lowest):
             mask[i, 10 : 10 + level] = 0
         np.testing.assert_array_equal(played[0]["region"]["action_mask"], mask)
-    assert (acted[1].mitigation == 0).all()  # a level that the mask forbids is played as it is
+    assert (acted[1].mitigation == 0).all()  # illegal levels are used unchanged
     assert (acted[2]["region"] > 0).all()
-    # it carries over, and is not paid again
+    # utility is kept, but not rewarded again
     np.testing.assert_array_equal(again[1].utility, acted[1].utility)
     assert not again[2]["region"].any()
     columns = np.asarray(again[0]["region"]["features"])[:, -18:]
-    np.testing.assert_allclose(columns[1, 15:], [1, 0, 0])  # who has accepted what 1 proposed
+    # regions that accepted proposals of region 1
+    np.testing.assert_allclose(columns[1, 15:], [1, 0, 0])
 
 
-def test_ended_worlds_hold_still():
+def test_finished_states_do_not_change():
     params = small()[1]
     played = run(idle(6, 9), params.replace(episode_length=np.int32(4)))
     assert [bool(step[3]["region"].all()) for step in played] == [False] * 3 + [True] * 3
@@ -201,9 +206,8 @@ def test_ended_worlds_hold_still():
         jax.tree.map(np.testing.assert_array_equal, (obs, state), played[3][:2])
 
 
-def test_prices_of_carbon_and_output():
-    """Each region pays for its own emissions and is paid for its own output; the world is the
-    same."""
+def test_carbon_price_and_output_bonus_change_rewards_only():
+    """Each region pays for its emissions and receives a bonus for its output."""
     heads = idle(3, 9)
     heads[:, 1, 1] = 5
     params = small()[1].replace(carbon_price=np.float32(0.2), output_bonus=np.float32(0.3))
@@ -218,7 +222,7 @@ def test_prices_of_carbon_and_output():
         before = priced[1]
 
 
-def test_the_info_sums_up_to_the_indices():
+def test_info_sums_to_the_indices():
     played = run(idle(3, 9))
     sums = np.sum([[float(value) for value in step[-1].values()] for step in played], axis=0)
     warming = float(played[-1][1].temperature[0]) - 0.85
@@ -226,9 +230,8 @@ def test_the_info_sums_up_to_the_indices():
     np.testing.assert_allclose(sums, [climate_index(warming), economic_index(output)], rtol=1e-5)
 
 
-def test_damages_and_discounts_are_traced():
-    """Five worlds of other damages and discounts in one program: the dearer warming is, the
-    less is made."""
+def test_damages_and_discounts_may_be_vmapped():
+    """In five worlds of one program, higher damages reduce output."""
     env, params = wdjax.make("rice", num_regions=3)
     many = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (5, *leaf.shape)), params)
     many = many.replace(a_2=jnp.linspace(0, 0.02, 5), rho=jnp.linspace(0, 0.1, 5))
@@ -249,7 +252,7 @@ def test_damages_and_discounts_are_traced():
 # --- calibrations ---
 
 
-def test_a_calibration_of_ones_own(tmp_path):
+def test_custom_calibration(tmp_path):
     content = yaml.safe_load(PUBLISHED.read_text(encoding="utf8"))
     own = {
         "world": {"a_2": "5e-3"},
@@ -279,7 +282,7 @@ def test_a_calibration_of_ones_own(tmp_path):
         ("{columns: [K_0], regions: [[much]]}", "could not convert"),
     ],
 )
-def test_a_bad_calibration_is_refused(content, words, tmp_path):
+def test_invalid_calibration_files_raise(content, words, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(content)
     with pytest.raises(ValueError, match=r"mine\.yaml") as refused:
@@ -310,7 +313,7 @@ def test_a_bad_calibration_is_refused(content, words, tmp_path):
     ],
     ids=str,
 )
-def test_bad_arguments_are_refused(arguments, words):
+def test_invalid_arguments_raise(arguments, words):
     with pytest.raises((ValueError, TypeError)) as refused:
         wdjax.make("rice", **arguments)
     assert words in str(refused.value)
@@ -319,7 +322,7 @@ def test_bad_arguments_are_refused(arguments, words):
 # --- pictures ---
 
 
-def test_a_gif_shows_the_world_from_its_start(tmp_path):
+def test_gif_and_scene_start_at_the_reset(tmp_path):
     env, params, _ = small()
     states = [step[1] for step in run(idle(12, 9))]
     states = jax.tree.map(lambda *leaves: np.stack(leaves), *states)

@@ -1,4 +1,4 @@
-"""tag_continuous against the NumPy reference, one step at a time from the reference's state."""
+"""tag_continuous against the NumPy reference, one step at a time from its states."""
 
 import dataclasses
 
@@ -122,12 +122,12 @@ CONFIGS = {
     },
 }
 NUM_STATES, NUM_STEPS = 32, 20
-# a decision nearer than this, in units of the square, may turn with the order of float operations
+# decisions nearer than this, relative to the square, depend on the order of float operations
 NEAR = 1e-5
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_steps_agree(name):
+def test_steps_agree_with_the_reference(name):
     rules = reference.Rules(**CONFIGS[name])
     env, params = wdjax.make("tag_continuous", **CONFIGS[name])
     step = jax.jit(jax.vmap(env.step, (None, 0, 0, None)))
@@ -153,7 +153,7 @@ def test_steps_agree(name):
 
 
 @pytest.mark.parametrize("name", ["test1", "test3", "many"])
-def test_resets_agree(name):
+def test_resets_agree_with_the_reference(name):
     rules = reference.Rules(**CONFIGS[name])
     env, params = wdjax.make("tag_continuous", **CONFIGS[name])
     obs, state = jax.tree.map(
@@ -180,7 +180,7 @@ def test_resets_agree(name):
     assert set(np.unique(np.round(quarters))) <= {0, 1, 2, 3}
 
 
-def test_starts_are_spread_and_given_starts_are_taken():
+def test_starts_are_uniform_or_as_given():
     env, params = wdjax.make("tag_continuous", num_taggers=2, num_runners=2)
     _, state = batched_reset(env)(jax.random.split(jax.random.key(0), 500), params)
     for places in (state.x, state.y):
@@ -209,18 +209,17 @@ def batched_reset(env):
 
 
 def random_state(rng, rules):
-    """Draws a state with all that a rule looks at: corners, edges, crowds, near tags, few
-    runners, the last step."""
+    """Draw a state with special cases: corners, edges, crowds, near tags, few runners, the end."""
     n, length = rules.num_agents, rules.grid_length
     places = rng.uniform(0, length, (n, 2))
     on_edge = rng.random((n, 2)) < 0.15
     places = np.where(on_edge, rng.choice([0, length], (n, 2)), places)
-    chased = rng.random(n) < 0.3  # next to a tagger
+    chased = rng.random(n) < 0.3  # close to a tagger
     angle, away = rng.uniform(0, 2 * np.pi, n), rng.uniform(0, 2, n) * rules.margin
     offset = np.stack([np.cos(angle), np.sin(angle)], axis=1) * away[:, None]
     chased_places = places[rng.integers(0, rules.num_taggers, n)] + offset
     places = np.where(chased[:, None], chased_places, places)
-    together = rng.random(n) < 0.2  # on somebody else
+    together = rng.random(n) < 0.2  # at the position of another agent
     places = np.where(together[:, None], places[rng.integers(0, n, n)], places)
     x, y = np.clip(places, 0, length).astype(np.float32).T
     active = random_active(rng, rules)
@@ -248,7 +247,7 @@ def random_state(rng, rules):
 
 
 def random_active(rng, rules):
-    """All in the game, or some runners out, or all but one."""
+    """Return all agents active, or some runners inactive, or all runners but one."""
     active = np.ones(rules.num_agents, bool)
     if rules.runner_exits_game_after_tagged:
         gone = rng.choice([0.0, 0.4, 1.0])
@@ -318,7 +317,7 @@ def joined(groups):
 
 
 def has_near_turn_or_tag(rules, step):
-    """Whether a direction lies next to the wrap at 0 and 2 pi, or a runner next to the margin."""
+    """Return whether a direction is close to 0 or 2 pi, or a runner close to the margin."""
     turned = step.turned / reference.TWO_PI
     exact = np.isin(step.turn, np.array([0, rules.min_turn, rules.max_turn], np.float32)) & (
         turned == np.round(turned)
@@ -331,8 +330,10 @@ def has_near_turn_or_tag(rules, step):
 
 
 def near_edge(rules, before, step):
-    """Who came next to an edge, or exactly onto it: [N]. Whoever was on it and stayed is not
-    meant."""
+    """Return which agents came close to an edge or exactly onto it, [N].
+
+    Agents that stayed on an edge are excluded.
+    """
     near = np.zeros(rules.num_agents, bool)
     for old, place in ((before.x, step.free_x), (before.y, step.free_y)):
         for edge in (0.0, rules.grid_length):
@@ -342,7 +343,7 @@ def near_edge(rules, before, step):
 
 
 def near_neighbors(rules, step):
-    """Whose neighbours are almost, but not quite, equally far: [N]."""
+    """Return which agents have neighbors at almost, but not exactly, equal distances, [N]."""
     near = np.zeros(rules.num_agents, bool)
     if rules.use_full_observation:
         return near
@@ -355,7 +356,6 @@ def near_neighbors(rules, step):
 
 
 def near_half_turns(rules, step):
-    """Who sees somebody almost in the opposite direction, half a turn to the left or to the
-    right: [N]."""
+    """Return which agents observe another in almost the opposite direction, [N]."""
     turns = np.abs(step.state.direction[:, None] - step.state.direction[None, :]) / (2 * np.pi)
     return rules.egocentric & np.any(np.abs(turns - 0.5) < NEAR, axis=1)

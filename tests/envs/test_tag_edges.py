@@ -1,5 +1,4 @@
-"""tag_continuous where a rule turns: by numbers that float32 holds exactly, at the very bound and
-beside it."""
+"""tag_continuous at the limits of its rules, with numbers that float32 represents exactly."""
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +18,11 @@ ENVS = {
     for exits in (True, False)
 }
 STEPS = {exits: jax.jit(env.step) for exits, (env, _) in ENVS.items()}
-FAR = [(0.0, 0.0), (8.0, 0.0), (0.0, 8.0), (8.0, 8.0)]  # nobody near anybody
+FAR = [(0.0, 0.0), (8.0, 0.0), (0.0, 8.0), (8.0, 8.0)]  # all agents far apart
 
 
 def stand(places, time=0, speed=(0, 0, 0, 0), active=(1, 1, 1, 1), exits=True):
-    """One step in which nobody accelerates or turns. Returns (state, reward, terminated),
-    agents in order."""
+    """Return (state, reward, terminated) of a step without acceleration or turns."""
     x, y = np.array(places, np.float32).T
     state = State(
         x=x,
@@ -47,14 +45,14 @@ def joined(groups):
 @pytest.mark.parametrize(
     ("gap", "tagged"), [(0.0, True), (0.99999994, True), (1.0, False), (1.0000001, False)]
 )
-def test_a_tag_is_strictly_nearer_than_the_margin(gap, tagged):
+def test_tags_are_strictly_nearer_than_the_margin(gap, tagged):
     after, reward, terminated = stand([(0, 0), FAR[1], (np.float32(gap), 0), FAR[3]])
     assert reward == ([3, 0, -2, 0] if tagged else [0, 0, 0, 0])
     assert terminated == [False, False, tagged, False]
     assert after.active.tolist() == [True, True, not tagged, True]
 
 
-def test_only_the_nearest_tagger_is_credited_and_of_two_the_first():
+def test_nearest_tagger_is_rewarded_and_ties_go_to_the_first():
     assert stand([(4, 4), (4, 4), (4, 4.5), FAR[3]])[1] == [3, 0, -2, 0]
     assert stand([(4, 4.75), (4, 3.75), (4, 4), FAR[3]])[1] == [0, 3, -2, 0]
     assert stand([(4, 4.5), (4, 3.5), (4, 4), FAR[3]])[1] == [3, 0, -2, 0]
@@ -63,9 +61,8 @@ def test_only_the_nearest_tagger_is_credited_and_of_two_the_first():
 
 
 @pytest.mark.parametrize("num_taggers", [25, 60])
-def test_the_first_of_many_nearest_taggers(num_taggers):
-    """On whole cells several are as near as the nearest, in one round of the search and in
-    another."""
+def test_ties_among_many_taggers_go_to_the_first(num_taggers):
+    """On whole cells, several taggers are equally near, in one or several rounds of the search."""
     env, _ = wdjax.make("tag_continuous", num_taggers=num_taggers, num_runners=40)
     x, y = np.random.default_rng(0).integers(0, 6, (2, num_taggers + 40)).astype(np.float32)
     state = State(x, y, speed=None, direction=None, acceleration=None, active=None, time=None)
@@ -78,7 +75,7 @@ def test_the_first_of_many_nearest_taggers(num_taggers):
     assert ((square == square.min(axis=1, keepdims=True)).sum(axis=1) > 1).any()
 
 
-def test_a_runner_that_is_out_is_not_tagged_again():
+def test_inactive_runners_are_not_tagged_again():
     places = [(4, 4), FAR[1], (4, 4.5), FAR[3]]
     assert stand(places, active=(1, 1, 0, 1))[1:] == ([0, 0, 0, 0], [False, False, True, False])
     after, reward, terminated = stand(places, exits=False)
@@ -90,23 +87,23 @@ def test_a_runner_that_is_out_is_not_tagged_again():
     ("exits", "time", "reward"),
     [
         (True, 2, [3, 0, -2, 0]),
-        (True, 3, [3, 0, -2, 7]),  # tagged in the last step: no reward for having got through
+        (True, 3, [3, 0, -2, 7]),  # tagged in the last step, so without the final reward
         (False, 2, [3, 0, -2, 0]),
         (False, 3, [3, 0, 5, 7]),
     ],
 )
-def test_the_last_step(exits, time, reward):
+def test_final_reward_of_the_last_step(exits, time, reward):
     _, gained, terminated = stand([(4, 4), FAR[1], (4, 4.5), FAR[3]], time=time, exits=exits)
     assert gained == reward
     assert terminated == ([True] * 4 if time == 3 else [False, False, exits, False])
 
 
-def test_the_game_ends_with_its_last_runner():
+def test_episode_ends_with_the_last_runner():
     places = [(4, 4), FAR[1], (4, 4.5), FAR[3]]
     _, reward, terminated = stand(places, active=(1, 1, 1, 0))
     assert (reward, terminated) == ([3, 0, -2, 0], [True] * 4)
     assert stand([(4, 4), FAR[1], (4, 4.5), (4.5, 4)])[2] == [True] * 4
-    assert stand(places, active=(1, 1, 0, 0))[1:] == ([0] * 4, [True] * 4)  # and stays over
+    assert stand(places, active=(1, 1, 0, 0))[1:] == ([0] * 4, [True] * 4)  # and stays terminated
 
 
 @pytest.mark.parametrize(
@@ -119,8 +116,8 @@ def test_the_game_ends_with_its_last_runner():
         (8.0, 0.25, 8.0, -0.5),
     ],
 )
-def test_an_edge_is_hit_beyond_it_not_on_it(x, speed, after_x, penalty):
-    """Agents look along x. Speed and direction are kept at the edge; who is out hits none."""
+def test_edge_penalty_requires_crossing_the_edge(x, speed, after_x, penalty):
+    """Agents move along x. Speed and direction are kept. Inactive agents receive no penalty."""
     after, reward, _ = stand([(0, 0), (x, 4), FAR[2], FAR[3]], speed=(0, speed, 0, 0))
     assert after.x[1] == after_x
     assert after.speed[1] == speed
@@ -128,7 +125,7 @@ def test_an_edge_is_hit_beyond_it_not_on_it(x, speed, after_x, penalty):
     assert stand([*FAR[:3], (x, 4)], speed=(0, 0, 0, speed), active=(1, 1, 1, 0))[1] == [0, 0, 0, 0]
 
 
-def test_the_steps_of_many_late_tags_are_counted_beyond_int32():
+def test_tag_steps_exceed_int32():
     (_, params), still = (
         ENVS[False],
         {"tagger": jnp.zeros((2, 2), jnp.int32), "runner": jnp.zeros((2, 2), jnp.int32)},

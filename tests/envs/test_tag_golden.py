@@ -1,6 +1,6 @@
-"""Numbers by hand for Tag: short games of the original, whose every number was written down.
+"""Tag: short episodes of the original with numbers computed by hand.
 
-The original scatters taggers over ids; here they stand first, so its ids are reordered.
+The original scatters taggers over ids. Here they are first, so its ids are reordered.
 """
 
 import functools
@@ -38,7 +38,7 @@ GAME = {
     "starting_location_y": [1.9, 1.0, 1.0, 3.9],
     "starting_directions": [3 * np.pi / 2, 0.0, np.pi, 0.0],
 }
-# Tagger, then runners 0, 1, 2: (acceleration, turn) of three steps.
+# (acceleration, turn) of the tagger and runners 0, 1, 2 in three steps
 ACTIONS = [
     [(3, 0), (0, 0), (3, 2), (3, 3)],
     [(3, 1), (0, 3), (0, 0), (3, 0)],
@@ -59,8 +59,7 @@ EXPECTED = {
 
 @functools.cache
 def play(use_full_observation):
-    """Returns the three steps of GAME: a list of (obs [4, size], state, reward [4], terminated
-    [4])."""
+    """Return [(obs [4, size], state, reward [4], terminated [4])] of the three steps of GAME."""
     env, params = wdjax.make("tag_continuous", **GAME, use_full_observation=use_full_observation)
     _, state = env.reset(jax.random.key(0), params)
     step, history = jax.jit(env.step), []
@@ -78,7 +77,7 @@ def joined(groups):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_continuous_game(name):
+def test_golden_steps_of_tag_continuous(name):
     history = play(use_full_observation=True)
     if name in ("reward", "terminated"):
         seen = [step[2 if name == "reward" else 3] for step in history]
@@ -87,87 +86,33 @@ def test_continuous_game(name):
     np.testing.assert_allclose(np.array(seen), EXPECTED[name], rtol=1e-6, atol=2e-7)
 
 
-def test_continuous_full_observations():
+def test_golden_full_observations():
     second, third = (play(use_full_observation=True)[t][0] for t in (1, 2))
     tagger_second = [
-        0.0892515,
-        0.1599622,
-        0.6195816,
-        -0.0487583,
-        -0.0487583,
-        0.4815718,
-        -1.2,
-        -0.2,
-        -0.2,
-        0,
-        0,
-        0,
-        -0.4316901,
-        -0.090845,
-        -0.4316901,
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-        0.6666667,
-    ]
+        0.0892515, 0.1599622, 0.6195816, -0.0487583, -0.0487583, 0.4815718, -1.2, -0.2, -0.2, 0, 0, 0,
+        -0.4316901, -0.090845, -0.4316901, 0, 0, 0, 1, 1, 1, 0.6666667,
+    ]  # fmt: skip
     tagger_third = [
-        0.1767767,
-        0.2283848,
-        0.7071068,
-        0.0085494,
-        0.0382999,
-        0.5388795,
-        -1.2,
-        -0.8,
-        -0.2,
-        0,
-        -0.6,
-        0,
-        -0.590845,
-        -0.25,
-        -0.4316901,
-        0,
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]
+        0.1767767, 0.2283848, 0.7071068, 0.0085494, 0.0382999, 0.5388795, -1.2, -0.8, -0.2, 0, -0.6, 0,
+        -0.590845, -0.25, -0.4316901, 0, 0, 0, 0, 1, 1, 1,
+    ]  # fmt: skip
     np.testing.assert_allclose(second[0], tagger_second, atol=1e-7)
     np.testing.assert_allclose(third[0], tagger_third, atol=1e-7)
-    # it is out: types and who is in, no more; the tagger first
+    # inactive: only types and activity, the tagger first
     tagged_third = [0] * 15 + [1, 0, 0] + [1, 1, 1] + [0]
     np.testing.assert_array_equal(third[1], tagged_third)
 
 
-def test_continuous_nearest_observations():
+def test_golden_nearest_observations():
     second, third = (play(use_full_observation=False)[t][0] for t in (1, 2))
     runner_second = [
-        0.0707107,
-        -0.0892515,
-        0,
-        0.0487583,
-        1,
-        1.2,
-        0,
-        0,
-        0.340845,
-        0.4316901,
-        0,
-        1,
-        1,
-        1,
-        0.6666667,
-    ]
+        0.0707107, -0.0892515, 0, 0.0487583, 1, 1.2, 0, 0, 0.340845, 0.4316901, 0, 1, 1, 1, 0.6666667,
+    ]  # fmt: skip
     np.testing.assert_allclose(second[1], runner_second, atol=1e-7)
     np.testing.assert_array_equal(third[1], np.zeros(15))
 
 
-def test_action_tables():
+def test_action_levels_have_the_original_values():
     accelerations = level(jnp.arange(21), -0.1, 0.1, 20)
     turns = level(jnp.arange(21), -2.356, 2.356, 20)
     np.testing.assert_allclose(accelerations[:3], [0, -0.1, -0.0894737], atol=1e-7)
@@ -192,9 +137,8 @@ def test_opposite_levels_cancel_exactly(num_levels):
         (5, [17.2109518, 16.8480415], [1, 13, 20, 72], None),
     ],
 )
-def test_first_observation_of_the_seeded_original(num_taggers, first_y, first_taggers, checksum):
-    """The original's start of seed 274880, put in our order: the sum over all observations does
-    not depend on it."""
+def test_first_observation_agrees_with_the_original(num_taggers, first_y, first_taggers, checksum):
+    """Seed 274880 of the original, reordered: the sum of all observations does not change."""
     num_agents = num_taggers + 100
     rng = np.random.RandomState(274880)
     taggers = np.sort(rng.choice(np.arange(num_agents), num_taggers, replace=False))
@@ -222,13 +166,13 @@ def test_first_observation_of_the_seeded_original(num_taggers, first_y, first_ta
         np.testing.assert_allclose(joined(obs).astype(np.float64).sum(), checksum, atol=2e-4)
 
 
-def test_gridworld_game():
+def test_golden_steps_of_tag_gridworld():
     env, params = wdjax.make("tag_gridworld", num_taggers=2, grid_length=4, episode_length=10)
     nearest, _ = wdjax.make("tag_gridworld", num_taggers=2, use_full_observation=False)
     _, state = env.reset(jax.random.key(0), params)
     np.testing.assert_array_equal([state.x, state.y], [[2, 2, 0], [2, 2, 0]])
     game = [  # actions, x, y, rewards, terminated
-        # the runner walks into the wall
+        # the runner moves into the wall
         ([2, 4, 2], [1, 2, 0], [2, 1, 0], [-0.01, -0.01, -0.09], False),
         ([2, 4, 0], [0, 2, 0], [2, 0, 0], [-0.01, -0.01, 0.01], False),
         ([4, 2, 0], [0, 1, 0], [1, 0, 0], [-0.01, -0.01, 0.01], False),
@@ -246,5 +190,5 @@ def test_gridworld_game():
     np.testing.assert_allclose(
         seen[0][0][0], [0.25, 0.5, 0, 0.5, 0.25, 0, 0, 0, 1, 1, 0, 0, 0.1], rtol=1e-6
     )
-    # both taggers 1 away: the first
+    # both taggers at distance 1: the first one
     np.testing.assert_allclose(seen[2][1][2], [0, 0, 0, 0.25, 1, 0.3], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""tag_gridworld against the NumPy reference, one step at a time from the reference's state."""
+"""tag_gridworld against the NumPy reference, one step at a time from its states."""
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +51,11 @@ CONFIGS = {
     },
 }
 NUM_STATES, NUM_STEPS = 64, 20
-ONE_ULP = 1.2e-7  # of float32: XLA may divide by multiplying with the reciprocal
+ONE_ULP = 1.2e-7  # of float32, since XLA may multiply with the reciprocal
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_steps_agree(name):
+def test_steps_agree_with_the_reference(name):
     rules = reference.Rules(**CONFIGS[name])
     env, params = wdjax.make("tag_gridworld", **CONFIGS[name])
     step = jax.jit(jax.vmap(env.step, (None, 0, 0, None)))
@@ -78,7 +78,7 @@ def test_steps_agree(name):
 
 
 @pytest.mark.parametrize("name", ["training", "nearest adversary", "random start", "given starts"])
-def test_resets_agree(name):
+def test_resets_agree_with_the_reference(name):
     rules = reference.Rules(**CONFIGS[name])
     env, params = wdjax.make("tag_gridworld", **CONFIGS[name])
     reset = jax.jit(jax.vmap(env.reset, (0, None)))
@@ -106,8 +106,7 @@ def test_resets_agree(name):
 
 
 def random_state(rng, rules):
-    """Draws a state before its end: in corners, on walls, many on one cell, next to the runner,
-    the last step."""
+    """Draw an active state with special cases: corners, walls, shared cells, near tags, the end."""
     n, size = rules.num_agents, rules.grid_length
     while True:
         x, y = rng.integers(0, size + 1, (2, n))
@@ -124,7 +123,7 @@ def random_state(rng, rules):
         )
         time = int(rng.choice([0, rules.episode_length - 1, rng.integers(0, rules.episode_length)]))
         state = reference.State(x.tolist(), y.tolist(), time)
-        # a tag ends the game, but nobody is tagged by the start
+        # a tag ends the episode, except at the start
         if time == 0 or not reference.is_tagged(state):
             return state
 

@@ -1,5 +1,4 @@
-"""What holds in every game of Tag, whatever its params: values and seeds are drawn, never
-shapes."""
+"""Invariants of Tag for generated params and seeds, with fixed shapes."""
 
 import dataclasses
 import functools
@@ -13,7 +12,7 @@ import pytest
 
 import wdjax
 
-T = 25  # steps of a game, some of them after its end
+T = 25  # steps, some of them after the end
 SIZES = {"num_taggers": 2, "num_runners": 4}
 ENVS = {
     "exit": wdjax.make(
@@ -64,11 +63,10 @@ each_mode = pytest.mark.parametrize("mode", ENVS)
 
 @functools.partial(jax.jit, static_argnums=0)
 def run(env, seed, params):
-    """Plays T steps at random, and beside it a second game in which agents that have terminated
-    act differently.
+    """Return the record of T random steps as a dict with leaves [T, ...].
 
-    Returns a dict with leaves [T, ...]: before, after (states), reward, terminated, truncated
-    ([T, agents]), tags, and whether the second game differed in anything.
+    Keys: before and after (states), reward, terminated and truncated ([T, agents]), tags, and
+    differs: whether other actions of terminated agents changed anything.
     """
     reset_key, scan_key = jax.random.split(jax.random.key(seed))
     _, state = env.reset(reset_key, params)
@@ -115,7 +113,7 @@ def grid(seed, changes):
 
 
 def check_ends(steps):
-    """No agent has two ends, an end lasts, and after it there is no reward and no effect."""
+    """Check that ends are exclusive and absorbing, without later rewards or effects."""
     ended = steps["terminated"]
     assert not steps["truncated"].any()
     assert (ended[1:] >= ended[:-1]).all()
@@ -124,12 +122,12 @@ def check_ends(steps):
     assert np.isfinite(steps["reward"]).all()
 
 
-# --- in the plane ---
+# --- tag_continuous ---
 
 
 @each_mode
 @hypothesis.given(seeds, continuous_params)
-def test_places_directions_and_speeds_keep_to_their_bounds(mode, seed, changes):
+def test_positions_directions_and_speeds_stay_in_bounds(mode, seed, changes):
     params, steps = continuous(mode, seed, changes)
     after = steps["after"]
     skill = np.repeat([params.skill_level_tagger, params.skill_level_runner], [2, 4])
@@ -145,19 +143,19 @@ def test_places_directions_and_speeds_keep_to_their_bounds(mode, seed, changes):
 
 @each_mode
 @hypothesis.given(seeds, continuous_params)
-def test_ends_in_the_plane(mode, seed, changes):
+def test_ends_of_tag_continuous(mode, seed, changes):
     params, steps = continuous(mode, seed, changes)
     check_ends(steps)
     runners_left = steps["after"].active[:, 2:].any(axis=1)
     over = (steps["after"].time >= params.episode_length) | ~runners_left
     last = int(np.argmax(over)) + 1 if over.any() else T
-    # the clock stops
+    # time stops at the end
     np.testing.assert_array_equal(steps["after"].time, np.minimum(np.arange(1, T + 1), last))
     np.testing.assert_array_equal(steps["terminated"], ~steps["after"].active | over[:, None])
 
 
 @hypothesis.given(seeds, continuous_params)
-def test_who_has_left_the_game_stands_still(seed, changes):
+def test_inactive_runners_do_not_move(seed, changes):
     _, steps = continuous("exit", seed, changes)
     gone, after, before = ~steps["before"].active, steps["after"], steps["before"]
     assert after.active[:, :2].all()  # taggers never leave
@@ -170,8 +168,8 @@ def test_who_has_left_the_game_stands_still(seed, changes):
 
 @each_mode
 @hypothesis.given(seeds, continuous_params)
-def test_credits_are_as_many_as_tags(mode, seed, changes):
-    """With all other rewards at 0, what the taggers gain and the runners lose counts the tags."""
+def test_rewards_count_the_tags(mode, seed, changes):
+    """Other rewards are 0."""
     none = {"edge_hit_penalty": 0.0, "step_penalty_for_tagger": 0.0, "step_reward_for_runner": 0.0}
     rewards = {
         "tag_reward_for_tagger": 1.0,
@@ -185,25 +183,24 @@ def test_credits_are_as_many_as_tags(mode, seed, changes):
     np.testing.assert_array_equal(left, steps["tags"] if mode == "exit" else np.zeros(T))
 
 
-def test_games_of_every_kind_were_played():
-    """The invariants mean something only where runners are tagged, edges hit and games ended in
-    both ways."""
+def test_random_episodes_cover_all_ends():
+    """The invariants require episodes with tags and with both kinds of ends."""
     wide = {"tagging_distance": 0.2, "edge_hit_penalty": -1.0, "episode_length": 20}
     games = [continuous("exit", seed, wide)[1] for seed in range(20)]
-    assert any(game["after"].active[-1, 2:].any() for game in games)  # ended by time
+    assert any(game["after"].active[-1, 2:].any() for game in games)  # ended by the time limit
     assert any(not game["after"].active[15, 2:].any() for game in games)  # ended by the last tag
     assert sum(game["tags"].sum() > 0 for game in games) > 10
 
 
-# --- on the grid ---
+# --- tag_gridworld ---
 
 
 @hypothesis.given(seeds, grid_params)
-def test_the_grid_game(seed, changes):
+def test_invariants_of_tag_gridworld(seed, changes):
     params, steps = grid(seed, changes)
     check_ends(steps)
     before, after, ended = steps["before"], steps["after"], steps["terminated"]
-    assert (ended == ended[:, :1]).all()  # all together
+    assert (ended == ended[:, :1]).all()  # for all agents at once
     for place in (after.x, after.y):
         assert ((place >= 0) & (place <= params.grid_length)).all()
     distance = np.abs(after.x - before.x) + np.abs(after.y - before.y)
@@ -218,20 +215,20 @@ def test_the_grid_game(seed, changes):
 
 
 @hypothesis.given(seeds, grid_params)
-def test_step_costs_on_the_grid_go_from_taggers_to_the_runner(seed, changes):
+def test_step_costs_of_taggers_are_rewards_of_the_runner(seed, changes):
     params, steps = grid(seed, {**changes, "wall_hit_penalty": 0.0})
-    going_on = ~np.concatenate([[False], steps["terminated"][:-1, 0]]) & (steps["tags"] == 0)
-    np.testing.assert_array_equal(steps["reward"][going_on, :3], -params.step_cost_for_tagger)
-    np.testing.assert_array_equal(steps["reward"][going_on, 3], params.step_cost_for_tagger)
+    active = ~np.concatenate([[False], steps["terminated"][:-1, 0]]) & (steps["tags"] == 0)
+    np.testing.assert_array_equal(steps["reward"][active, :3], -params.step_cost_for_tagger)
+    np.testing.assert_array_equal(steps["reward"][active, 3], params.step_cost_for_tagger)
 
 
-# --- same inputs, same outputs ---
+# --- determinism ---
 
 
 @each_mode
 @hypothesis.given(seeds)
 @hypothesis.settings(max_examples=5)
-def test_a_game_can_be_played_again(mode, seed):
+def test_episodes_are_deterministic(mode, seed):
     _, one = continuous(mode, seed, {"tagging_distance": 0.1})
     _, other = continuous(mode, seed, {"tagging_distance": 0.1})
     jax.tree.map(np.testing.assert_array_equal, one, other)

@@ -1,4 +1,4 @@
-"""The scripted opponents of Tag, one decision at a time, by hand."""
+"""The scripted policies of Tag, one decision at a time, by hand."""
 
 import math
 
@@ -29,7 +29,7 @@ RIGHT, HALF_RIGHT, HALF_LEFT, LEFT = 1, 2, 4, 5
 
 
 def plane(x, y, direction, speed=(0.0,) * 4, active=(True,) * 4):
-    """Two taggers, two runners; the directions in quarter circles."""
+    """Return a state of two taggers and two runners. Directions are in quarter circles."""
     arrays = [jnp.array(values, jnp.float32) for values in (x, y, speed)]
     direction = jnp.array(direction, jnp.float32) * math.pi / 2
     return continuous.State(*arrays, direction, jnp.zeros(4), jnp.array(active), jnp.int32(3))
@@ -40,50 +40,51 @@ def game():
     return wdjax.make("tag_continuous", **PLANE)
 
 
-def test_taggers_turn_to_the_nearest_live_runner_and_speed_up(game):
+def test_chase_turns_to_the_nearest_active_runner(game):
     state = plane(x=[5, 1, 5, 9], y=[5, 1, 8, 1], direction=[0, 3, 0, 0])
     chase = chase_nearest(*(game[0], state, game[1], KEY))
     assert chase.dtype == jnp.int32
-    # up; (8, 7) above down is 131 deg
+    # up; (8, 7) from a downward heading is 131 degrees
     np.testing.assert_array_equal(chase, [[FASTER, LEFT], [FASTER, HALF_LEFT + 1]])
-    alone = state.replace(active=jnp.array([True, True, False, True]))  # now at 4, -4; and 8, 0
+    # the nearest is now at (4, -4) and (8, 0)
+    alone = state.replace(active=jnp.array([True, True, False, True]))
     np.testing.assert_array_equal(
         chase_nearest(game[0], alone, game[1], KEY), [[FASTER, HALF_RIGHT], [FASTER, LEFT]]
     )
 
 
-def test_who_stands_wrong_brakes_and_who_is_near_does_not_run_past(game):
+def test_chase_brakes_if_it_cannot_turn_or_would_overshoot(game):
     behind = plane(x=[5, 5, 1, 1], y=[5, 5, 5, 5], direction=[0, 2, 0, 0], speed=[0.6, 0.5, 0, 0])
     chase = chase_nearest(
         game[0], behind, game[1].replace(min_turn=-math.pi / 4, max_turn=math.pi / 4), KEY
     )
-    assert chase[0, 0] == SLOWER  # the sharpest turn leaves three eighths of a circle
-    assert chase[1, 0] == FASTER  # it looks there already
+    assert chase[0, 0] == SLOWER  # three eighths of a circle remain after the sharpest turn
+    assert chase[1, 0] == FASTER  # already in the right direction
     near = plane(x=[5, 9, 5.1, 9], y=[5, 9, 5, 0], direction=[0, 0, 0, 0], speed=[0.5, 0, 0, 0])
-    # 0.1 ahead at 0.5 a step
+    # distance 0.1 at 0.5 per step
     np.testing.assert_array_equal(chase_nearest(game[0], near, game[1], KEY)[0], [SLOWER, 0])
 
 
-def test_runners_turn_away_at_full_speed(game):
+def test_flee_turns_away_at_full_speed(game):
     state = plane(x=[5, 1, 5, 2], y=[5, 1, 8, 1], direction=[0, 0, 0, 3], speed=[0, 0, 1.0, 0.0])
     flee = flee_nearest(game[0], state, game[1], KEY)
-    assert flee[0, 1] == LEFT  # the tagger is below it: up
-    assert flee[0, 0] in (0, 2)  # at the limit already
+    assert flee[0, 1] == LEFT  # the tagger is below, so up
+    assert flee[0, 0] in (0, 2)  # already at the limit
     speeding = state.replace(
         speed=jnp.array([0, 0, 0.6, 0.6]), acceleration=jnp.array([0, 0, 0.5, 0.0])
     )
     accelerate = flee_nearest(game[0], speeding, game[1], KEY)[:, 0]
-    # it adds up: what was chosen before brings it from 0.6 to 1.1 already
+    # accelerations add up: the previous one already leads from 0.6 to 1.1
     assert accelerate[0] in (0, 2)
     assert accelerate[1] == FASTER
-    slow = game[1].replace(skill_level_runner=0.6)  # times the limit of 1, of runners only
+    slow = game[1].replace(skill_level_runner=0.6)  # scales the limit of 1, for runners only
     assert flee_nearest(game[0], speeding, slow, KEY)[1, 0] in (0, 2)
-    # it looks down, the tagger is to its left: to the right
+    # heading down, with the tagger to the left: turn right
     np.testing.assert_array_equal(flee[1], [FASTER, LEFT])
 
 
-def test_a_chase_ends_with_a_tag():
-    """One tagger, one runner that stands still: caught about as fast as anybody could."""
+def test_chase_tags_a_resting_runner():
+    """The time is about the shortest possible."""
     env, params = wdjax.make(
         "tag_continuous", **PLANE | {"num_taggers": 1, "num_runners": 1, "tagging_distance": 0.03}
     )
@@ -100,7 +101,7 @@ def test_a_chase_ends_with_a_tag():
         return env.step(KEY, state, action, params)[1], state.active[1]
 
     _, alive = jax.lax.scan(step, state, length=30)
-    # 9.9 away at no more than 1 a step, 0.3 is near enough; it starts at rest
+    # distance 9.9 at no more than 1 per step from rest, with margin 0.3
     assert 10 <= int(alive.sum()) <= 14
 
 
@@ -108,25 +109,25 @@ def grid(x, y):
     return gridworld.State(jnp.array(x, jnp.int32), jnp.array(y, jnp.int32), jnp.int32(1))
 
 
-def test_on_the_grid():
-    """Actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1; the longer way first."""
+def test_scripts_of_tag_gridworld():
+    """Actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1. The longer direction is first."""
     env, params = wdjax.make("tag_gridworld", num_taggers=3, grid_length=6)
     state = grid([3, 1, 4, 3], [0, 2, 3, 3])
     np.testing.assert_array_equal(chase_nearest(env, state, params, KEY), [3, 1, 2])
-    # from (4, 3); y+1 would come less far
+    # from (4, 3), where y+1 increases the distance less
     np.testing.assert_array_equal(flee_nearest(env, state, params, KEY), [2])
-    apart = grid([0, 5, 2, 2], [0, 3, 6, 3])  # 2 and 3 away; 3 and 0; 0 and 3
+    apart = grid([0, 5, 2, 2], [0, 3, 6, 3])  # distances (2, 3), (3, 0), (0, 3)
     np.testing.assert_array_equal(chase_nearest(env, apart, params, KEY), [3, 2, 4])
     cornered = grid([2, 6, 6, 0], [0, 6, 6, 0])
-    # along the wall, not into it
+    # along the wall
     np.testing.assert_array_equal(flee_nearest(env, cornered, params, KEY), [3])
     walled = grid([0, 6, 6, 0], [3, 6, 6, 6])
-    # walls hold: y+1 leads nowhere
+    # y+1 is blocked by the wall
     np.testing.assert_array_equal(flee_nearest(env, walled, params, KEY), [1])
 
 
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
-def test_actions_are_actions(name):
+def test_scripts_return_valid_actions(name):
     env, params = wdjax.make(name)
     _, state = env.reset(KEY, params)
     action, declared = (

@@ -1,5 +1,4 @@
-"""taxed_commons: by hand, against its reference, and what its exact solution claims, looked for by
-brute force."""
+"""taxed_commons: by hand, against its reference, and its exact solution by brute force."""
 
 import functools
 import itertools
@@ -30,7 +29,7 @@ def act(catch, level):
 
 
 def play(env, params, step, choices):
-    """Plays (catches, level) one after the other. Yields what `step` returns."""
+    """Yield the outputs of `step` for (catches, level) choices in order."""
     _, state = env.reset(jax.random.key(0), params)
     for catch, level in choices:
         result = step(jax.random.key(0), state, act(catch, level), params)
@@ -41,9 +40,9 @@ def play(env, params, step, choices):
 # --- rules ---
 
 
-GOLDEN = [  # what is asked of everybody, the council's level -> stock, level, catches, rewards
-    (([3, 3, 3, 3], 2), 30, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # the council sits: nobody fishes
-    # 24 left, born 0.4 x 24 x 36 / 60 = 5.76; the tax is 0.9, each gets back 0.9 x 6 / 4 = 1.35
+GOLDEN = [  # (catches, council's level) -> stock, level, catches, rewards
+    (([3, 3, 3, 3], 2), 30, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # a council day, without fishing
+    # 24 left, growth 0.4 x 24 x 36 / 60 = 5.76. The tax is 0.9, refund 0.9 x 6 / 4 = 1.35.
     (
         ([3, 2, 1, 0], 0),
         31,
@@ -51,7 +50,7 @@ GOLDEN = [  # what is asked of everybody, the council's level -> stock, level, c
         [3, 2, 1, 0],
         [3 - 1.35 - 2.7 + 1.35, 2 - 0.6 - 1.8 + 1.35, 1 - 0.15 - 0.9 + 1.35, 1.35],
     ),
-    (([0, 0, 0, 0], 3), 38, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # born 0.4 x 31 x 29 / 60 = 5.99
+    (([0, 0, 0, 0], 3), 38, 2, [0, 0, 0, 0], [0, 0, 0, 0]),  # growth 0.4 x 31 x 29 / 60 = 5.99
 ]
 
 
@@ -82,7 +81,7 @@ def test_golden_steps():
         },
     ],
 )
-def test_every_step_is_that_of_the_reference(changes):
+def test_steps_agree_with_the_reference(changes):
     changes = {"episode_length": 23, **changes}
     env, params, step = made(**changes)
     rules, rng = Rules(**changes), np.random.default_rng(0)
@@ -110,8 +109,8 @@ def test_every_step_is_that_of_the_reference(changes):
     assert state.time == 23
 
 
-def test_taxes_are_returned_whole():
-    """Welfare does not depend on the tax: only what it makes harvesters do does."""
+def test_taxes_do_not_change_welfare():
+    """Welfare depends on the tax only through the catches."""
     env, params, _ = made()
     _, state = env.reset(jax.random.key(0), params)
     state = state.replace(catch=jnp.array([3, 1, 0, 2]))
@@ -121,7 +120,7 @@ def test_taxes_are_returned_whole():
     np.testing.assert_allclose(sums, [6 - 0.15 * 14] * 4, rtol=1e-5)
 
 
-def test_a_highest_level_of_0_leaves_the_planner_nothing_to_decide():
+def test_highest_level_0_masks_all_other_levels():
     env, params, step = made(highest_level=0)
     for obs, state, *_ in play(env, params, step, [([1] * 4, 3)] * 7):
         np.testing.assert_array_equal(obs["planner"]["action_mask"], [[1, 0, 0, 0]])
@@ -139,7 +138,7 @@ def test_a_highest_level_of_0_leaves_the_planner_nothing_to_decide():
         ({"num_harvesters": 0}, "num_harvesters = 0: must be"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changes, words):
+def test_invalid_arguments_raise(changes, words):
     with pytest.raises(ValueError, match=words):
         wdjax.make("taxed_commons", **changes)
 
@@ -147,9 +146,8 @@ def test_what_makes_no_sense_is_refused(changes, words):
 # --- the exact solution ---
 
 
-def test_nobody_gains_by_another_catch():
-    """All stocks, taxes, and catches of the three others, by the rules of the game: the best
-    catch is dominant."""
+def test_best_catch_is_dominant():
+    """For all stocks, taxes and catches of the three others."""
     env, params, _ = made()
     best, checked = exact.best_catch(env, params), 0
     for stock, level, others in itertools.product(
@@ -158,21 +156,23 @@ def test_nobody_gains_by_another_catch():
         most = min(3, stock // 4)
         if max(others) > most:
             continue
-        tax, found = 0.45 * level, []
-        for own in range(most + 1):
-            catch = (own, *others)
-            found.append(own - 0.15 * own**2 - tax * own + tax * sum(catch) / 4)
-        assert found[best[stock, level]] >= max(found) - 1e-6, (stock, level, others)
+        tax, rewards = 0.45 * level, []
+        for caught in range(most + 1):
+            catch = (caught, *others)
+            rewards.append(caught - 0.15 * caught**2 - tax * caught + tax * sum(catch) / 4)
+        assert rewards[best[stock, level]] >= max(rewards) - 1e-6, (stock, level, others)
         checked += 1
     assert checked > 4_000
-    # each level of the tax makes another catch
+    # each tax level has a different best catch
     np.testing.assert_array_equal(best[60], [3, 2, 1, 0])
 
 
 def earned_alone(level, patience, deviates):
-    """What one harvester earns in the game among three that look no further than their day,
-    rewards of later steps discounted by `patience`: by the same rule, or by the best of all
-    strategies for itself."""
+    """Return the discounted return of one harvester among three myopic ones.
+
+    It follows the same rule, or deviates with the best of all strategies. Later rewards are
+    discounted by `patience`.
+    """
     env, params, _ = made()
     best, grown = exact.best_catch(env, params), exact.next_stock(params, np.arange(61))
     value = np.zeros((61, 4))
@@ -197,7 +197,7 @@ def earned_alone(level, patience, deviates):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("patience", [0.0, 0.5, 0.9])
-def test_who_looks_further_gains_nothing_alone(patience):
+def test_foresight_of_one_harvester_gains_little(patience):
     env, params, _ = made()
     for solve, most in ((exact.without_tax, 1.0), (exact.best_policy, 1.01)):
         level = solve(env, params).level
@@ -205,8 +205,8 @@ def test_who_looks_further_gains_nothing_alone(patience):
         assert same * (1 - 1e-9) <= free <= same * most + 1e-9
 
 
-def test_the_solution_is_what_the_game_pays():
-    """The welfare of the best policy, of none and of a drawn one, played by the rules."""
+def test_welfare_of_solutions_agrees_with_steps():
+    """For the best policy, no tax, and a random policy."""
     env, params, step = made()
     drawn = exact.evaluate(env, params, np.random.default_rng(0).integers(0, 4, (60, 61)))
     for solution in (exact.best_policy(env, params), exact.without_tax(env, params), drawn):
@@ -222,9 +222,8 @@ def test_the_solution_is_what_the_game_pays():
         assert welfare == pytest.approx(solution.welfare(params), rel=1e-5)
 
 
-def test_the_optimum_is_what_brute_force_finds():
-    """An instance with 3 councils. Nothing in it is random, so that every policy, whatever it
-    looks at, is one of the 3^3 sequences of taxes."""
+def test_best_policy_agrees_with_brute_force():
+    """With 3 councils and no randomness, every policy is one of 3^3 sequences of taxes."""
     changes = {
         "num_harvesters": 2,
         "max_catch": 2,
@@ -259,11 +258,11 @@ def test_the_optimum_is_what_brute_force_finds():
     assert best.welfare(params) == pytest.approx(max(found.values()))
     assert exact.without_tax(env, params).welfare(params) == pytest.approx(found[0, 0, 0])
     assert max(found.values()) > 1.5 * found[0, 0, 0]
-    # no tax for ever is as good
+    # no constant tax is as good
     assert max(found.values()) > max(found[level, level, level] for level in range(3))
 
 
-def test_golden_welfare_and_a_wide_gap():
+def test_golden_welfare_of_best_and_constant_taxes():
     env, params, _ = made()
     best, none = (
         solve(env, params).welfare(params) for solve in (exact.best_policy, exact.without_tax)
@@ -275,10 +274,10 @@ def test_golden_welfare_and_a_wide_gap():
     np.testing.assert_allclose(constant, [73.0, 94.6, 163.2, 0.0], rtol=1e-6)
 
 
-# --- the drawing ---
+# --- drawing ---
 
 
-def test_the_drawing_says_what_happened():
+def test_drawing_shows_stock_and_catches():
     env, params, step = made()
     states = [
         result[1] for result in play(env, params, step, [([3] * 4, 2), ([3] * 4, 0), ([2] * 4, 0)])
@@ -289,7 +288,7 @@ def test_the_drawing_says_what_happened():
     assert scene.captions[-1] == f"step 3 of 60: {states[-1].stock} fish, tax 0.90, 8 caught"
     (bars,) = (mark for mark in scene.marks if getattr(mark, "label", "") == "catch of the day")
     np.testing.assert_array_equal(bars.size[..., 1], [[0, 12, 8]])
-    np.testing.assert_array_equal(bars.opacity, np.tri(3))  # in each frame those up to now
+    np.testing.assert_array_equal(bars.opacity, np.tri(3))  # each frame shows the days up to it
     (stock,) = (mark for mark in scene.marks if getattr(mark, "label", "") == "stock")
     np.testing.assert_array_equal(
         stock.points[0, 0], [(i + 1, state.stock) for i, state in enumerate(states)]
@@ -301,7 +300,7 @@ def test_the_drawing_says_what_happened():
 
 
 @pytest.mark.slow
-def test_a_kernel_plays_it_with_the_same_numbers(monkeypatch):
+def test_kernel_agrees_with_scan(monkeypatch):
     env, params, _ = made(episode_length=11)
     state = playing.start_play(env, params, jax.random.key(5), 35)
     keep, zeros = lambda total, step: (total + step.reward["planner"][0], step), jnp.zeros(35)

@@ -1,5 +1,4 @@
-"""check_env with a NumPy twin: CartPole in float64, and the independent reference of
-tag_gridworld."""
+"""check_env with NumPy twins: CartPole in float64, and the reference of tag_gridworld."""
 
 import dataclasses
 
@@ -15,12 +14,12 @@ from wdjax.envs.tag.gridworld import State as GridState
 
 @pytest.fixture(autouse=True)
 def only_play(monkeypatch):
-    """Leaves out the checks that come before the play: tests/test_check_env.py makes them."""
+    """Skip the checks before random play, which tests/test_check_env.py covers."""
     monkeypatch.setattr(env_checker, "CONTRACT", ())
 
 
 def cartpole_twin(key, state, action, params, gravity=9.8):
-    """CartPole in float64, after Barto, Sutton, Anderson."""
+    """Step CartPole in float64, after Barto, Sutton, Anderson."""
     x, v, theta, omega = (
         float(number) for number in (state.x, state.x_dot, state.theta, state.theta_dot)
     )
@@ -35,7 +34,7 @@ def cartpole_twin(key, state, action, params, gravity=9.8):
 
 
 def gridworld_twin(key, state, action, params):
-    """The independent reference of tests/envs."""
+    """Step with the reference of tests/envs."""
     names = {field.name for field in dataclasses.fields(params)} - {
         "starting_location_x",
         "starting_location_y",
@@ -54,7 +53,7 @@ def gridworld_twin(key, state, action, params):
     return split(obs), after, split(reward), split(np.full(5, done)), split(np.zeros(5, bool)), info
 
 
-def test_cartpole_against_numpy():
+def test_cartpole_agrees_with_its_twin():
     wdjax.check_env("cartpole", twin=cartpole_twin)
     with pytest.raises(
         wdjax.EnvCheckError, match=r"^step returns state\.(x|theta)_dot = .* in step \d of"
@@ -64,7 +63,7 @@ def test_cartpole_against_numpy():
         )
 
 
-def test_gridworld_against_the_reference():
+def test_gridworld_agrees_with_its_twin():
     env, params = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4)
     wdjax.check_env(env, params, gridworld_twin)
     other = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4, wall_hit_penalty=0.25)[1]

@@ -1,7 +1,7 @@
-"""Faults that the issue "Come and play" fixes: 37, 38, the display of 18. Each fails until then.
+"""Faults 37, 38 and the display of 18, which the issue "Come and play" fixes.
 
-Two parts of 38 need a browser and have no test here: the player clips agents at the edge of its
-canvas, and narrow pages cut tables.
+Each test fails until then. Two parts of 38 need a browser and have no test here: the player clips
+agents at the edge of its canvas, and narrow pages cut tables.
 """
 
 import io
@@ -50,15 +50,15 @@ def rows_of(returns, steps):
 
 
 def labels_of(svg, names):
-    """Return the names in the order in which a figure's legend writes them."""
-    found = [
+    """Return the names in the order of a figure's legend."""
+    labels = [
         first or second for first, second in re.findall(r"<!-- (.*?) -->|>([^<>]+)</text>", svg)
     ]
-    return [name for name in found if name in names]
+    return [name for name in labels if name in names]
 
 
 def quiet_host(folder):
-    """Return the host of a sweep that writes to a text in memory, and this text."""
+    """Return the host of a sweep that writes to memory, and the text."""
     text = io.StringIO()
     return Host(folder, Console(file=text, width=200), threading.Event(), 1, 0, ()), text
 
@@ -74,7 +74,7 @@ def tag_scene(direction=0.0):
 
 
 class Recorder:
-    """A canvas that keeps the boxes [x0, y0, x1, y1] of polygons and of numbers, in pixels."""
+    """A canvas that records the boxes [x0, y0, x1, y1] of polygons and numbers, in pixels."""
 
     def __init__(self):
         self.polygon_boxes, self.number_boxes = [], []
@@ -97,14 +97,14 @@ def overlap(one, other):
 
 
 @later(37, "the help of a sweep names another default folder")
-def test_help_of_a_sweep_names_the_folder_that_it_uses(capsys):
+def test_help_of_sweep_names_its_default_folder(capsys):
     cli.call("sweep", "cartpole_ppo", "--help")
     text = " ".join(capsys.readouterr().out.split())
     assert "(default: runs/sweep)" not in text
 
 
 @later(37, "a search that halves counts env steps that it never trains")
-def test_the_bar_of_a_search_with_halving_ends_full(tmp_path, monkeypatch):
+def test_progress_of_a_halving_search_ends_at_its_total(tmp_path, monkeypatch):
     config, rungs = load_config("cartpole_ppo"), halving.Halving(4, 2)
     points = [{"policies.agent.learning_rate": 0.001 * (1 + number)} for number in range(16)]
 
@@ -130,7 +130,7 @@ def test_the_bar_of_a_search_with_halving_ends_full(tmp_path, monkeypatch):
 
 
 @later(37, "a search prints no table of its trials")
-def test_a_search_prints_the_score_of_every_trial(tmp_path):
+def test_search_prints_all_scores(tmp_path):
     table = [
         {"trial": number, "rate": rate, "score": score, "state": "complete", "env_steps": 640}
         for number, rate, score in [(0, 0.1, 41.5), (1, 0.2, 173.25)]
@@ -145,7 +145,7 @@ def test_a_search_prints_the_score_of_every_trial(tmp_path):
 
 @later(38, "agents at the walls cover the numbers at the axes")
 @pytest.mark.parametrize("direction", [-np.pi / 2, np.pi], ids=["down", "left"])
-def test_an_agent_at_a_wall_leaves_the_numbers_at_the_axes_readable(direction):
+def test_agents_at_walls_do_not_cover_axis_numbers(direction):
     scene = tag_scene(direction)
     layout, ground, agents = lay_out(scene), Recorder(), Recorder()
     draw_ground(ground, scene, layout)
@@ -163,7 +163,7 @@ def test_an_agent_at_a_wall_leaves_the_numbers_at_the_axes_readable(direction):
 
 @later(38, "colours differ between curves and report")
 @pytest.mark.parametrize("names", [("agent",), ("harvester", "planner")], ids=" ".join)
-def test_curves_and_report_draw_a_policy_in_one_colour(names, monkeypatch):
+def test_curves_and_report_use_equal_colors(names, monkeypatch):
     monkeypatch.setattr(report_curves, "as_svg", lambda figure: figure)
     rows = rows_of({name: 1.0 + number for number, name in enumerate(names)}, [100, 200])
     figures = draw_run(rows, most=1), draw_panels({"run": [rows]})[0]
@@ -176,7 +176,7 @@ def test_curves_and_report_draw_a_policy_in_one_colour(names, monkeypatch):
 
 
 @later(38, "legends differ in their order")
-def test_player_and_report_list_policies_in_one_order():
+def test_player_and_report_list_policies_in_equal_order():
     rows = rows_of({"tagger": 1.0, "runner": 2.0}, [100, 200])
     names = ("tagger", "runner")
     player = [mark.label for mark in tag_scene().legend if mark.label in names]
@@ -184,7 +184,7 @@ def test_player_and_report_list_policies_in_one_order():
 
 
 @later(38, "legends differ in their order")
-def test_curves_and_report_list_policies_in_one_order():
+def test_curves_and_report_list_policies_in_equal_order():
     rows = rows_of({"tagger": 1.0, "runner": 2.0}, [100, 200])
     names = ("tagger", "runner")
     curves = [text.get_text() for text in draw_run(rows, most=1).axes[0].get_legend().get_texts()]
@@ -193,7 +193,7 @@ def test_curves_and_report_list_policies_in_one_order():
 
 
 @later(38, "equal returns hide each other")
-def test_equal_curves_can_be_told_apart():
+def test_equal_curves_are_distinguishable():
     rows = rows_of({"a": 1.0, "b": 1.0}, [100, 200])
     lines = draw_run(rows, most=1).axes[0].lines
     styles = {(line.get_linestyle(), line.get_linewidth(), line.get_marker()) for line in lines}
@@ -201,14 +201,14 @@ def test_equal_curves_can_be_told_apart():
 
 
 @later(18, "returns are sums over agents, without a word of it")
-def test_the_progress_bar_names_what_a_return_is():
+def test_progress_bar_defines_returns():
     config = load_config("tag_small")
     row = rows_of({"tagger": 55.63, "runner": -7.0}, [1000])[0]
     assert re.search(r"agent|sum|total", words_of_run(config, row))
 
 
 @later(18, "returns are sums over agents, without a word of it")
-def test_curves_name_what_a_return_is():
+def test_curves_define_returns():
     (label,) = [
         label for label in quantities(rows_of({"tagger": 55.63}, [1000])) if "return" in label
     ]

@@ -1,5 +1,7 @@
-"""Faults that the issue "A spine you can read" fixes: 10, 27, 33, 34 of FAULTS.md. Each fails until
-then."""
+"""Faults 10, 27, 33 and 34, which the issue "A spine you can read" fixes.
+
+Each test fails until then.
+"""
 
 import dataclasses
 
@@ -32,8 +34,7 @@ def refusal(function, *arguments, **named):
 
 
 class Plain(Algorithm):
-    """A linear policy that reads neither normaliser, encoder nor recurrent state, and learns
-    nothing."""
+    """A linear policy without normalizer, encoder or recurrent state that does not learn."""
 
     def make_network(self, config, assignment, rngs):
         return nnx.Linear(
@@ -55,7 +56,7 @@ class Plain(Algorithm):
 
 
 class WithReplay(Plain):
-    """Keeps transitions in `Memory.replay`, in a form of its own."""
+    """Stores transitions in `Memory.replay`, in a custom form."""
 
     def init_memory(self, policy, run):
         return Memory(None, None, replay={"rows": jnp.zeros((run.num_envs, 1000))})
@@ -66,7 +67,7 @@ class WithReplay(Plain):
 
 
 class WithOwnMemory(Plain):
-    """Keeps transitions in `Memory.own`."""
+    """Stores transitions in `Memory.own`."""
 
     def init_memory(self, policy, run):
         return Memory(None, None, own={"rows": jnp.zeros((run.num_envs, 1000))})
@@ -92,7 +93,7 @@ class WithBatchNorm(Plain):
 @dataclasses.dataclass(frozen=True)
 class PlainOptions:
     decay: float = 0.9
-    """of a running mean, between 0 and 1"""
+    """decay of a running mean, between 0 and 1"""
 
 
 class WithPlainOptions(Plain):
