@@ -240,9 +240,7 @@ def test_golden_steps(name, start, steps):
 def test_golden_dynamics_of_an_acrobot_that_wraps_around():
     """Dynamics only, since the episode has ended in this state."""
     env, params = wdjax.make("acrobot")
-    after = jax.jit(env.dynamics)(
-        as_state("acrobot", (3.1, 0.1, 2.0, -3.0)), jnp.int32(2), params
-    )
+    after = jax.jit(env.dynamics)(as_state("acrobot", (3.1, 0.1, 2.0, -3.0)), jnp.int32(2), params)
     numbers = (-2.78509337, -0.47881618, 2.07077382, -2.90315593)
     np.testing.assert_allclose(as_numbers("acrobot", after), numbers, rtol=5e-7)
     assert env.is_over(after, params)
