@@ -56,6 +56,11 @@ PARTS = {
     "examples": ["experiments/examples/*.py"],
     "messages": ["train/**/*.py", "experiments/**/*.py"],
     "tests": ["tests/*.py", "tests/adapters/*.py", "tests/envs/*.py", "tests/later/*.py"],
+    "tests of training": [
+        "tests/adversary/*.py",
+        "tests/train/*.py",
+        *(f"tests/train/{name}/*.py" for name in ("devices", "host", "networks", "storage")),
+    ],
 }
 
 
@@ -128,7 +133,7 @@ def main(*names):
     for part in () if names else PARTS:
         counts = [count(prose_of(path, part == "messages")) for path in files_of(part)]
         phrases, words = map(sum, zip(*counts, strict=True))
-        print(f"{part:10} {1000 * phrases / words:5.1f} per 1,000 words: {phrases} in {words:,}")
+        print(f"{part:17} {1000 * phrases / words:5.1f} per 1,000 words: {phrases} in {words:,}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Random sequences of commands against rules that must hold; a sequence that breaks one is printed
-to be typed again.
+"""Run random sequences of commands and check rules. Print sequences that break one as commands.
 
     PYTHONPATH=. python tests/adversary --seeds 0:1000 --workers 14 --minutes 8 --json found.jsonl
-    PYTHONPATH=. python tests/adversary --seeds 17:18 --shrink         # one sequence, with what its commands say
-    PYTHONPATH=. python tests/adversary --replay lines.txt             # commands from a file, one a line
+    PYTHONPATH=. python tests/adversary --seeds 17:18 --shrink   # one sequence, with output
+    PYTHONPATH=. python tests/adversary --replay lines.txt       # commands from a file, one per line
 
-Seeds that found.jsonl holds already are not run again. Exits with status 1 where a rule is broken.
+Seeds in found.jsonl are not run again. Exits with status 1 if a rule is broken.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from sequences import Command, draw_sequence
 
 LIMIT = 40.0  # seconds of CPU time of a command
 HEAD = f"cd $(mktemp -d); cp {PRESETS}/*.yaml ."
-WARM = [  # what compiles: in one process first, not in all at once
+WARM = [  # commands that compile: run them once before the workers start
     *(
         f"wdjax train {preset}.yaml --workdir a --total-env-steps 128"
         for preset in ("ppo", "a2c", "ddpg", "tag")
@@ -43,8 +42,10 @@ WARM = [  # what compiles: in one process first, not in all at once
 def run_sequence(
     commands: Sequence[Command], seen: dict, limit: float, talk: bool = False
 ) -> tuple[list[str], int]:
-    """Run commands in a new folder until a rule is broken. Returns (what is broken, commands
-    that were run)."""
+    """Run commands in a new folder until one breaks a rule.
+
+    Returns (violations, number of commands).
+    """
     with tempfile.TemporaryDirectory(prefix="adversary-") as name:
         folder, model = Path(name).resolve(), Model(seen)
         for preset in PRESETS.glob("*.yaml"):
@@ -54,22 +55,22 @@ def run_sequence(
             command = resolved(command, before)
             result = run_command(command, folder, limit)
             after = look(folder)
-            wrong = model.check(command, result, before, after)
+            violations = model.check(command, result, before, after)
             if talk:
                 print(
                     f"$ {command}\n  status {result.status}, {result.seconds:.1f} s; {states(after)}",
                     flush=True,
                 )
-            if wrong:
+            if violations:
                 if talk:
                     print(result.output[-3000:])
-                return wrong, number
+                return violations, number
             before = after
     return [], len(commands)
 
 
 def resolved(command: Command, disk: Any) -> Command:
-    """Return a command with the newest checkpoint's number in the place of NEWEST."""
+    """Return a command with NEWEST replaced by the number of the newest checkpoint."""
     if "NEWEST" not in str(command):
         return command
     newest = disk.run(command.words[-1].split("/")[0]).newest
@@ -85,16 +86,16 @@ def states(disk: Any) -> str:
 
 
 def shrink(commands: list[Command], seen: dict, limit: float) -> list[Command]:
-    """Leave out commands, flags and kills as long as a rule is still broken."""
+    """Remove commands, flags and kills while a rule is still broken."""
     _, length = run_sequence(commands, dict(seen), limit)
     commands = commands[:length]
-    place = len(commands) - 2
-    while place >= 0:
-        shorter = commands[:place] + commands[place + 1 :]
-        wrong, length = run_sequence(shorter, dict(seen), limit)
-        if wrong:
+    position = len(commands) - 2
+    while position >= 0:
+        shorter = commands[:position] + commands[position + 1 :]
+        violations, length = run_sequence(shorter, dict(seen), limit)
+        if violations:
             commands = shorter[:length]
-        place = min(place, len(commands) - 1) - 1
+        position = min(position, len(commands) - 1) - 1
     return commands
 
 
@@ -107,7 +108,7 @@ def work(seeds: Sequence[int], file: Path, limit: float, until: float) -> None:
         commands, begun = draw_sequence(seed), time.monotonic()
         try:
             wrong, length = run_sequence(commands, seen, limit)
-        except Exception as error:  # a fault of the harness is one, too
+        except Exception as error:  # a failure of the harness counts too
             wrong, length = [f"the harness failed: {type(error).__name__}: {error}"], len(commands)
         found = {
             "seed": seed,
@@ -120,7 +121,7 @@ def work(seeds: Sequence[int], file: Path, limit: float, until: float) -> None:
 
 
 def in_processes(tasks: Sequence[tuple], cores: bool = False) -> None:
-    """Call functions in forked processes at once and wait for all of them."""
+    """Run functions in forked processes in parallel, and wait for all of them."""
     pids, usable = [], sorted(os.sched_getaffinity(0))
     for number, (function, *arguments) in enumerate(tasks):
         if (pid := os.fork()) == 0:
@@ -142,12 +143,12 @@ def main() -> None:
     )
     parser.add_argument("--seeds", default="0:10", help="FIRST:LAST, without the last")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=1e6, help="no sequence begins later")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no sequence later")
     parser.add_argument(
-        "--json", type=Path, help="a line for every sequence; kept and continued where it exists"
+        "--json", type=Path, help="a line per sequence; an existing file is continued"
     )
     parser.add_argument(
-        "--limit", type=float, default=LIMIT, help="seconds of CPU time that a command may take"
+        "--limit", type=float, default=LIMIT, help="maximum seconds of CPU time of a command"
     )
     parser.add_argument(
         "--shrink", action="store_true", help="one seed: show it, then leave out commands"
@@ -178,7 +179,7 @@ def main() -> None:
             else set()
         )
         seeds = [seed for seed in range(first, last) if seed not in done]
-        # else each has several cores
+        # otherwise each worker has several cores
         pin = 1 < arguments.workers > len(os.sched_getaffinity(0)) // 2
         for i in range(0, len(WARM), arguments.workers):
             in_processes(
@@ -199,7 +200,7 @@ def main() -> None:
 
 
 def show(commands: list[Command], arguments: argparse.Namespace) -> int:
-    """Run one sequence with words, and a shorter one where it breaks a rule."""
+    """Run and print one sequence, and a shorter one if it breaks a rule."""
     seen: dict = {}
     wrong, length = run_sequence(commands, seen, arguments.limit, talk=True)
     print("\n".join(wrong) or "all rules hold")
@@ -210,7 +211,7 @@ def show(commands: list[Command], arguments: argparse.Namespace) -> int:
 
 
 def summary(file: Path, seeds: range) -> int:
-    """Print what the sequences of a file came to. Returns the exit status."""
+    """Print the failed sequences of a file. Return the exit status."""
     rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["seed"] in seeds]
     failed = sorted((row for row in rows if row["wrong"]), key=lambda row: row["seed"])
     for row in failed:

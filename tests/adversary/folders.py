@@ -1,4 +1,4 @@
-"""What lies in folders: files with their digests, and of runs and sweeps what they say."""
+"""Contents of folders: files with digests, and the state of runs and sweeps."""
 
 import dataclasses
 import hashlib
@@ -14,8 +14,7 @@ SIGNS = {"sweep.yaml": "sweep", "members.json": "sweep", "config.yaml": "run", "
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder: the size of metrics.jsonl that belongs to it, None where that cannot
-    be read."""
+    """A checkpoint folder, with the size of metrics.jsonl at its time, None if unreadable."""
 
     updates: int
     metrics_size: int | None
@@ -23,17 +22,17 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run's folder as it lies on the disk."""
+    """The folder of a run on disk."""
 
     kind: str  # "run", "sweep" or ""
     config: dict[str, Any]
-    raw: bytes  # of metrics.jsonl
-    rows: list[dict[str, Any]]  # whole lines
-    broken: list[str]  # lines that are no JSON object
-    checkpoints: list[Checkpoint]  # by updates
+    raw: bytes  # content of metrics.jsonl
+    rows: list[dict[str, Any]]  # complete lines
+    broken: list[str]  # lines that are not JSON objects
+    checkpoints: list[Checkpoint]  # sorted by updates
     best: list[int]  # updates of the checkpoints in best/
-    unfinished: bool  # whether a temporary file or folder is left
-    # of table.jsonl, of a sweep
+    unfinished: bool  # whether temporary files or folders exist
+    # rows of table.jsonl, for a sweep
     table: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
@@ -47,9 +46,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Disk:
-    """All files below a folder, and the runs in its direct folders."""
+    """All files below a folder, and the runs in its direct subfolders."""
 
-    files: dict[str, str]  # path -> digest; of a folder "/"
+    files: dict[str, str]  # path -> digest, "/" for a folder
     runs: dict[str, Run]
 
     def run(self, name: str) -> Run:
@@ -67,7 +66,7 @@ EMPTY = Run("", {}, b"", [], [], [], [], False)
 
 
 def look(root: Path) -> Disk:
-    """Return what lies below a folder; files that begin with a dot at its top are not looked at."""
+    """Return the contents of a folder, without files at its top that start with a dot."""
     files = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -133,7 +132,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 def close(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
-    """Return whether two tables hold the same rows, numbers up to rounding."""
+    """Return whether two tables have equal rows, with numbers equal up to rounding."""
     pairs = [
         (a.get(name), b.get(name))
         for a, b in zip(first, second, strict=False)

@@ -1,4 +1,4 @@
-"""What must hold after every command, told from what lay there before it and lies there now."""
+"""Rules that must hold after every command, given the files before and after it."""
 
 import dataclasses
 import itertools
@@ -41,40 +41,39 @@ NOISE = re.compile(r"\x1b\[[\d;]*m")
 
 @dataclasses.dataclass
 class Folder:
-    """What is known of a folder from the commands so far."""
+    """Knowledge about a folder from the previous commands."""
 
-    identity: tuple[Any, ...] = ()  # of the run or sweep that was begun there
-    most: int = 0  # updates that any accepted command has asked for
-    damaged: bool = False  # somebody has deleted or cut files of the run
-    lost_rows: bool = False  # the same of metrics.jsonl: no command brings those rows back
-    interrupted: bool = False  # the last command that wrote was killed
+    identity: tuple[Any, ...] = ()  # settings of the run or sweep in the folder
+    most: int = 0  # the most updates that an accepted command requested
+    damaged: bool = False  # files of the run were deleted or truncated
+    lost_rows: bool = False  # metrics.jsonl was deleted or truncated: its rows are lost
+    interrupted: bool = False  # the last writing command was killed
     clean: bool = True  # no command was killed
-    comparable: bool = True  # the numbers of all rows are those of one device, without debug
-    csv: bool = True  # all commands kept metrics.csv
+    comparable: bool = True  # all rows were computed on one device, without debug
+    csv: bool = True  # all commands wrote metrics.csv
 
 
 class Model:
-    """The rules. `seen` holds numbers of earlier sequences: the same run must come to the same
-    numbers."""
+    """The rules. `seen` contains numbers of earlier sequences, which equal runs must reproduce."""
 
     def __init__(self, seen: dict[Any, Any]):
         self.seen = seen
         self.folders: dict[str, Folder] = {}
 
     def check(self, command: Command, result: Result, before: Disk, after: Disk) -> list[str]:
-        """Return what does not hold after a command, in sentences."""
+        """Return the violations after a command, as sentences."""
         if command.words[0] != "wdjax":
             self.after_shell(command, result)
             return []
-        wrong = list(of_process(command, result))
+        violations = list(of_process(command, result))
         changed = changes(before.files, after.files)
         outside = [
             path for path in changed if not f"{path}/".startswith(f"{command.folder or '?'}/")
         ]
         if outside:
-            wrong.append(f"changed outside of its folder: {outside[:4]}")
-        if wrong:
-            return wrong
+            violations.append(f"changed outside of its folder: {outside[:4]}")
+        if violations:
+            return violations
         own = self.folders.setdefault(command.folder, Folder()) if command.folder else Folder()
         rules = {"train": self.after_train, "sweep": self.after_sweep}.get(
             command.name, self.after_read
@@ -127,8 +126,8 @@ class Model:
         own.csv = (own.csv or not old.rows) and "callbacks" in command.flags
         own.clean = own.clean and not result.killed
         finished = begun_before and old.newest is not None and old.newest >= target
-        # Where files are damaged, the newest checkpoint that can be read decides, and only the
-        # command has read it.
+        # If files are damaged, the newest readable checkpoint decides, which only the command
+        # knows.
         if ("nothing to do" in result.output or not changed) if own.damaged else finished:
             yield from nothing_to_do(result, old, new, target, changed, own)
         else:
@@ -140,7 +139,7 @@ class Model:
     def trained(
         self, command: Command, result: Result, old: Run, new: Run, target: int, own: Folder
     ) -> Iterator[str]:
-        """What holds after a command that had updates to do, however it ended."""
+        """Yield violations after a command that had updates to do, however it ended."""
         known = old.checkpoints[-1].metrics_size if old.checkpoints and not own.damaged else 0
         if known and new.raw[:known] != old.raw[:known]:
             yield f"rows before checkpoint {old.newest} are lost or changed"
@@ -153,7 +152,7 @@ class Model:
         ended = not result.killed or (
             result.status in (0, STOPPED) and "saved after" in result.output
         )
-        # its rows are deleted, and it has done no more
+        # its rows are deleted, and it made no progress
         idle = own.lost_rows and new.newest == old.newest
         if new.rows and (ended or (soft and added)) and new.newest != new.last_row and not idle:
             yield f"ended with status {result.status} at row {new.last_row}, the newest checkpoint is {new.newest}"
@@ -172,12 +171,12 @@ class Model:
             yield f"ended by {last_line(result)}, though bad updates are left out"
 
     def numbers(self, new: Run, own: Folder) -> Iterator[str]:
-        """A run of one configuration comes to the same rows whenever and however it is trained."""
+        """Yield differences from rows of equal runs, however these were trained."""
         if not own.comparable or own.lost_rows:
             return
         chunk = new.config.get("updates_per_chunk")
         for before, row in itertools.pairwise([{"updates": 0}, *new.rows]):
-            # A row is over the updates since the one before.
+            # A row covers the updates since the previous row.
             key = (own.identity, chunk, before["updates"], row["updates"])
             content = {name: value for name, value in row.items() if name not in TIMING}
             known = self.seen.setdefault(key, content)
@@ -226,10 +225,10 @@ class Model:
             rows = after.run(command.folder).table
             if not rows:
                 yield "a finished sweep has no table.jsonl"
-            # Members one by one and side by side are two programs, which round differently in the
-            # last digits.
+            # Members trained one by one and in parallel use different programs, which round
+            # differently.
             elif "--pbt" not in identity and not close(self.seen.setdefault(identity, rows), rows):
-                yield "table.jsonl differs from that of another sweep of this configuration"
+                yield "table.jsonl differs from another sweep of this configuration"
 
     # --- commands that read
 
@@ -246,32 +245,31 @@ class Model:
         runs = [place for place in command.places if command.name != "resume"]
         sound = all(self.can_be_read(place, command, before) for place in runs)
         if command.name == "eval" and result.status == 0 and len(runs) == 1:
-            yield from self.same_games(command, result, before)
-        refused = {"0", "a/x.txt", "nobody"} & set(command.words) or (
+            yield from self.same_episodes(command, result, before)
+        refused = {"0", "a/x.txt", "unknown"} & set(command.words) or (
             command.name == "diff" and len(runs) < 2
         )
         refused = refused or (command.name == "eval" and len(set(runs)) < len(runs))
-        games = {str(before.run(place.partition("@")[0]).config.get("env")) for place in runs}
-        # runs of two games do not meet
-        refused = refused or (command.name in ("eval", "report") and len(games) > 1)
+        env_names = {str(before.run(place.partition("@")[0]).config.get("env")) for place in runs}
+        # runs of different environments cannot be compared
+        refused = refused or (command.name in ("eval", "report") and len(env_names) > 1)
         if sound and not refused and command.name != "resume":
-            yield from status_is(result, {0}, "what it reads is whole")
+            yield from status_is(result, {0}, "its runs are readable")
 
     def can_be_read(self, place: str, command: Command, disk: Disk) -> bool:
         """Return whether a command must accept a run."""
         folder, _, which = place.partition("@")
         if f"{folder}/config.yaml" not in disk.files or self.folders.get(folder, Folder()).damaged:
             return False
-        if "/" in folder:  # of a sweep: a run on which nothing was killed
+        if "/" in folder:  # a run of a sweep without kills
             return not self.folders.get(folder.split("/")[0], Folder()).interrupted
         run = disk.run(folder)
-        if command.name == "diff":  # compares whole runs, not checkpoints
+        if command.name == "diff":  # compares configurations and rows, not checkpoints
             return bool(run.rows) and not which
         return bool(run.rows) and bool(run.best if which == "best" else run.checkpoints)
 
-    def same_games(self, command: Command, result: Result, disk: Disk) -> Iterator[str]:
-        """The same checkpoint plays the same episodes: the newest one holds the state of
-        its updates."""
+    def same_episodes(self, command: Command, result: Result, disk: Disk) -> Iterator[str]:
+        """Yield a violation if a checkpoint plays other episodes than in an equal run."""
         name, run = command.places[0], disk.run(command.places[0])
         own = self.folders.get(name)
         if own is None or not own.comparable or own.damaged or run.newest is None:
@@ -310,8 +308,7 @@ class Model:
 
 
 def of_process(command: Command, result: Result) -> Iterator[str]:
-    """What holds of every process: it ends, by a documented status, and says in one sentence
-    why it refuses."""
+    """Yield violations of process rules: ends, documented status, one line if rejected."""
     if result.hung:
         yield f"still ran after {result.seconds:.0f} s"
         return
@@ -320,19 +317,19 @@ def of_process(command: Command, result: Result) -> Iterator[str]:
     allowed = {0, 1, 2} | ({STOPPED, *range(-64, 0)} if result.killed else set())
     if result.status not in allowed:
         yield f"exit status {result.status}: {last_line(result)}"
-    said = [line for line in result.output.splitlines() if line.startswith("wdjax: ")]
-    if result.status == 2 and len(said) != 1:
-        yield f"refused with {len(said)} sentences: {result.output[-300:]!r}"
+    messages = [line for line in result.output.splitlines() if line.startswith("wdjax: ")]
+    if result.status == 2 and len(messages) != 1:
+        yield f"refused with {len(messages)} sentences: {result.output[-300:]!r}"
 
 
 def nothing_to_do(
     result: Result, old: Run, new: Run, target: int, changed: list[str], own: Folder
 ) -> Iterator[str]:
-    """A run that has had the updates that are asked for stays as it is."""
+    """Yield changes of a run that already had the requested updates."""
     if not result.killed:
         yield from status_is(result, {0}, "the run is finished")
     allowed = {"sizes.json", "tmp", "best"} if own.interrupted or own.damaged else set()
-    # what cannot be read is set aside, and a lock makes a metrics.jsonl that is gone anew, empty
+    # unreadable files are renamed, and a lock creates an empty metrics.jsonl if it is missing
     if own.damaged:
         allowed |= {
             "damaged-",
@@ -344,10 +341,10 @@ def nothing_to_do(
         }
         allowed |= {"metrics.jsonl"} if new.raw == old.raw else set()
         if not result.killed and (new.newest or 0) < target:
-            yield f"nothing was done at {new.newest} of {target} updates"
+            yield f"no update was done at {new.newest} of {target} updates"
     if target in (old.newest, new.newest):
         allowed |= {*PICTURES, "config.yaml"}
-        if old.last_row > target:  # rows after the last checkpoint of a killed run
+        if old.last_row > target:  # rows after the last checkpoint of a killed run are removed
             allowed |= {"metrics.jsonl", "metrics.csv"}
     elif own.interrupted:
         allowed |= {"metrics.jsonl.tmp", "config.yaml.tmp"}
@@ -359,8 +356,8 @@ def nothing_to_do(
 
 
 def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
-    """Rows are whole, in order, without gaps, and none is of updates that nobody asked for."""
-    # a run that is finished leaves a line that somebody has cut
+    """Yield violations if rows are incomplete, out of order, missing, or beyond the request."""
+    # a finished run does not repair a truncated line
     half = hard or (own.damaged and own.lost_rows)
     if new.broken and not (half and len(new.broken) == 1):
         yield f"metrics.jsonl holds {new.broken[:2]}"
@@ -389,7 +386,7 @@ def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
 
 
 def best_is_best(new: Run) -> Iterator[str]:
-    """The best checkpoint is the first of those with the highest evaluation."""
+    """Yield a violation if the best checkpoint is not the first with the highest evaluation."""
     name = next((key for row in new.rows for key in row if key.startswith("eval/best/")), None)
     if name is None:
         return
@@ -400,30 +397,32 @@ def best_is_best(new: Run) -> Iterator[str]:
 
 
 def describes(command: Command, new: Run) -> Iterator[str]:
-    """config.yaml holds what the command asked for."""
+    """Yield fields of config.yaml that differ from the command."""
     preset = yaml.safe_load((PRESETS / command.places[0]).read_text())
-    wanted = {name: preset.get(name, default) for name, default in RESUMABLE.items()} | {
+    expected = {name: preset.get(name, default) for name, default in RESUMABLE.items()} | {
         "env": preset["env"]
     }
-    wanted |= {
+    expected |= {
         name: values_of(name, words)
         for name, words in command.flags.items()
         if name not in NO_FIELDS
     }
     if "debug" in command.flags:
-        del wanted["devices"]
-    if wanted.get("updates_per_chunk") == 0:
-        del wanted["updates_per_chunk"]
-    for name, value in wanted.items():
-        held: Any = new.config
+        del expected["devices"]
+    if expected.get("updates_per_chunk") == 0:
+        del expected["updates_per_chunk"]
+    for name, value in expected.items():
+        value_in_config: Any = new.config
         for part in name.split("."):
-            held = held.get(part) if isinstance(held, dict) else None
-        if value is not None and held != value:
-            yield f"config.yaml holds {name} = {held!r}, and the command asked for {value!r}"
+            value_in_config = (
+                value_in_config.get(part) if isinstance(value_in_config, dict) else None
+            )
+        if value is not None and value_in_config != value:
+            yield f"config.yaml holds {name} = {value_in_config!r}, and the command asked for {value!r}"
 
 
 def identity_of(command: Command) -> tuple[Any, ...]:
-    """Return what may not change between a run's commands."""
+    """Return the settings that may not change between the commands of a run."""
     fields = command.flags.keys() - set(NO_FIELDS) - set(RESUMABLE) - {"updates_per_chunk"}
     own = {name: command.flags[name] for name in fields}
     own.setdefault("seed", ("0",))
@@ -431,8 +430,7 @@ def identity_of(command: Command) -> tuple[Any, ...]:
 
 
 def chunk_of(command: Command) -> int:
-    """Return the size of chunks that a command asks for, 0 for that of the run, or what a new
-    run finds."""
+    """Return the chunk size that a command requests, 0 for the run's size or automatic."""
     preset = command.places[0]
     own = (
         (yaml.safe_load((PRESETS / preset).read_text()) or {}).get("updates_per_chunk", 0)
@@ -447,7 +445,7 @@ def _known(preset: str) -> bool:
 
 
 def target_of(command: Command) -> int | None:
-    """Return the updates that a command asks for, None where it must be refused."""
+    """Return the updates that a command requests, or None if it must be rejected."""
     flags = command.flags
     wrong = {("num_envs", "0"), ("devices", "3"), ("callbacks", "nothing")}
     if not _known(command.places[0]) or any(
@@ -466,8 +464,7 @@ def target_of(command: Command) -> int | None:
 
 
 def may_refuse(command: Command) -> bool:
-    """Return whether a command that is otherwise sound may be refused: by a size that does not
-    fit its preset."""
+    """Return whether a valid command may be rejected because a size does not fit its preset."""
     return "updates_per_chunk" in command.flags or bool(command.settings)
 
 
@@ -490,4 +487,4 @@ def status_is(result: Result, allowed: set[int], why: str) -> Iterator[str]:
 
 def last_line(result: Result) -> str:
     lines = [line for line in result.output.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "no output"

@@ -1,5 +1,4 @@
-"""Commands as real processes: forked from one that has imported wdjax, watched, timed and
-killed."""
+"""Commands as real processes, forked from one that has imported wdjax, timed and killed."""
 
 import contextlib
 import dataclasses
@@ -18,9 +17,9 @@ from pathlib import Path
 
 from sequences import Command
 
-TRACEBACK = 99  # the exit status of a command that an exception left
-WALL = 5.0  # times the limit of CPU time that a command may take by the clock
-OUTPUT = ".output"  # of the command that ran last, beside the folders
+TRACEBACK = 99  # the exit status of a command with an unhandled exception
+WALL = 5.0  # limit of wall time, as a multiple of the limit of CPU time
+OUTPUT = ".output"  # output of the last command, next to the folders
 CHANGES = (
     "os.rename",
     "os.remove",
@@ -42,7 +41,7 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a command ended."""
+    """The end of a command."""
 
     status: int  # negative: the signal that ended the process
     output: str
@@ -52,7 +51,7 @@ class Result:
 
 
 def import_wdjax() -> None:
-    """Import what commands need, before forks: no array is made and no thread starts."""
+    """Import the modules that commands need, before forks, without arrays or threads."""
     os.environ.update(ENVIRONMENT)
     flags = "--xla_force_host_platform_device_count=2"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
@@ -71,7 +70,7 @@ def import_wdjax() -> None:
 
 
 def run_command(command: Command, folder: Path, limit: float) -> Result:
-    """Run a line in a folder. A command hangs that takes more than `limit` seconds of CPU time."""
+    """Run a line in a folder. It hangs if it takes more than `limit` seconds of CPU time."""
     if command.words[0] != "wdjax":
         return run_shell(command, folder)
     begun = time.monotonic()
@@ -82,7 +81,7 @@ def run_command(command: Command, folder: Path, limit: float) -> Result:
         killed = send_kill(command, process, folder, begun, limit)
         hung = not process.wait(WALL * limit - (time.monotonic() - begun))
         if hung:
-            process.send(signal.SIGABRT)  # faulthandler writes where every thread stands
+            process.send(signal.SIGABRT)  # faulthandler prints the stack of every thread
             process.wait(5) or process.send(signal.SIGKILL)
             process.wait(60)
         hung |= process.status == -signal.SIGXCPU
@@ -91,7 +90,7 @@ def run_command(command: Command, folder: Path, limit: float) -> Result:
 
 
 def run_shell(command: Command, folder: Path) -> Result:
-    """Do what `rm`, `mv`, `cp`, `truncate` and `mkdir` do, without a process."""
+    """Apply `rm`, `mv`, `cp`, `truncate` or `mkdir` without a process."""
     name, *rest = command.words
     places = [folder / word for word in rest if not word.startswith("-")]
     try:
@@ -118,7 +117,7 @@ class Watched:
         self.pid, self.status, self.ended, self._handle = pid, 0, False, os.pidfd_open(pid)
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the process has ended within so many seconds."""
+        """Return whether the process ends within `seconds`."""
         if not self.ended and select.select([self._handle], [], [], max(seconds, 0))[0]:
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             self.ended = True
@@ -133,8 +132,7 @@ class Watched:
 
 
 def send_kill(command: Command, process: Watched, folder: Path, begun: float, limit: float) -> bool:
-    """Wait for the moment of a kill and send its signals, where it is not the process itself
-    that does so."""
+    """Wait for the moment of a kill and send its signals, unless the process sends them."""
     if not command.kill:
         return False
     names, when, number = parts_of_kill(command.kill)
@@ -158,9 +156,9 @@ def send_kill(command: Command, process: Watched, folder: Path, begun: float, li
 
 
 def count_lines(folder: Path) -> int:
-    """Return the lines of all metrics.jsonl below a folder."""
+    """Return the number of lines of all metrics.jsonl below a folder."""
     for _ in range(100):
-        with contextlib.suppress(FileNotFoundError):  # a folder that the command moved meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the command moved a folder in the meantime
             return sum(log.read_bytes().count(b"\n") for log in folder.rglob("metrics.jsonl"))
     raise FileNotFoundError(folder)
 
@@ -172,7 +170,7 @@ def parts_of_kill(kill: str) -> tuple[list[signal.Signals], str, float]:
 
 
 def become(command: Command, folder: Path, limit: float) -> None:
-    """Turn a forked process into the command; it never returns."""
+    """Turn a forked process into the command. Never returns."""
     status = TRACEBACK
     try:
         os.chdir(folder)
@@ -195,7 +193,7 @@ def become(command: Command, folder: Path, limit: float) -> None:
             kill_at_change(command.kill, str(folder))
         from wdjax.experiments.cli import interrupt_again, main
 
-        sys.unraisablehook = interrupt_again  # as from a shell
+        sys.unraisablehook = interrupt_again  # as on the command line
         main(list(command.words[1:]))
         status = 0
     except SystemExit as ended:
@@ -210,7 +208,7 @@ def become(command: Command, folder: Path, limit: float) -> None:
 
 
 def set_jax(command: Command) -> None:
-    """Set what jax would have read from the environment when it was imported."""
+    """Set options that jax reads from the environment when it is imported."""
     import jax
 
     for setting in command.settings:
@@ -220,7 +218,7 @@ def set_jax(command: Command) -> None:
 
 
 def kill_at_change(kill: str, folder: str) -> None:
-    """Send this process its signals at the nth file operation inside a folder."""
+    """Send signals to this process at the nth file operation inside a folder."""
     names, _, number = parts_of_kill(kill)
     left = int(number)
 

@@ -1,4 +1,4 @@
-"""Random sequences of commands, as lines that a person can type."""
+"""Random sequences of commands, as lines for a shell."""
 
 import dataclasses
 import random
@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping
 
 # name -> policies
 PRESETS = {"ppo": ("agent",), "a2c": ("agent",), "ddpg": ("agent",), "tag": ("tagger", "runner")}
-STEPS = 32  # env steps of an update, in all presets
+STEPS = 32  # env steps per update in all presets
 SIGNALS = {"KILL": 45, "TERM": 20, "INT": 15, "HUP": 12, "INT,INT": 8}
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One line: a wdjax command with an optional kill and settings of jax, or a file operation
-    of the shell.
+    """A wdjax command with an optional kill and jax settings, or a file operation of the shell.
 
-    `KILL@disk:12 JAX_ENABLE_X64=1 wdjax train ppo.yaml` sends SIGKILL at the 12th file
-    operation in the folder; `TERM@rows:2` after two new lines of metrics.jsonl,
-    `INT,INT@time:0.7` after 0.7 s, twice.
+    `KILL@disk:12 JAX_ENABLE_X64=1 wdjax train ppo.yaml` sends SIGKILL at the 12th file operation in
+    the folder, `TERM@rows:2` sends SIGTERM after two new lines of metrics.jsonl, `INT,INT@time:0.7`
+    sends SIGINT twice after 0.7 s.
     """
 
     words: tuple[str, ...]
@@ -39,12 +38,12 @@ class Command:
 
     @property
     def name(self) -> str:
-        """The command of wdjax, or of the shell."""
+        """Return the command of wdjax, or of the shell."""
         return self.words[1] if self.words[0] == "wdjax" else self.words[0]
 
     @property
     def flags(self) -> Mapping[str, tuple[str, ...]]:
-        """Flag -> values, without dashes in front: {"total_env_steps": ("96",)}."""
+        """Return flag -> values, without leading dashes: {"total_env_steps": ("96",)}."""
         found: dict[str, list[str]] = {}
         last: list[str] = []
         for word in self.words:
@@ -56,13 +55,13 @@ class Command:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Arguments before the first flag."""
+        """Return the arguments before the first flag."""
         rest = self.words[2:] if self.words[0] == "wdjax" else self.words[1:]
         return rest[: next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))]
 
     @property
     def folder(self) -> str:
-        """The folder that the command may change; "" for a command that only reads."""
+        """Return the folder that the command may change, "" for a command that only reads."""
         if self.name in ("train", "sweep"):
             return self.flags.get("workdir", ("",))[0]
         return (
@@ -75,7 +74,7 @@ def wdjax(*words: object, kill: str = "", settings: tuple[str, ...] = ()) -> Com
 
 
 def draw_sequence(seed: int) -> list[Command]:
-    """Return the commands of a seed: the same for the same seed, on every machine."""
+    """Return the commands of a seed, equal on every machine."""
     rng = random.Random(seed)
     own = {name: draw_identity(rng) for name in "ab"}
     commands = [train(rng, "a", own["a"], first=True)]
@@ -96,7 +95,7 @@ def draw_sequence(seed: int) -> list[Command]:
 
 
 def draw_identity(rng: random.Random) -> dict[str, str]:
-    """Return what a run keeps for its whole life: preset, seed, learning rate, settings of jax."""
+    """Return the fixed settings of a run: preset, seed, learning rate, jax settings."""
     preset = rng.choices(list(PRESETS), [45, 20, 15, 20])[0]
     found = {"preset": preset, "seed": str(rng.choice([0, 0, 1, 7]))}
     if rng.random() < 0.06:
@@ -109,7 +108,7 @@ def draw_identity(rng: random.Random) -> dict[str, str]:
 
 
 def draw_kill(rng: random.Random, share: float) -> str:
-    """Return a kill in a share of all cases, else ""."""
+    """Return a kill with probability `share`, otherwise ""."""
     if rng.random() >= share:
         return ""
     name = rng.choices(list(SIGNALS), list(SIGNALS.values()))[0]
@@ -200,7 +199,7 @@ def read(rng: random.Random) -> Command:
 
 
 def shell(rng: random.Random, folder: str) -> Command:
-    """What users do to folders; NEWEST stands for the newest checkpoint there is."""
+    """Return a file operation by a user. NEWEST is replaced by the newest checkpoint."""
     lines = [
         f"rm {folder}/metrics.jsonl",
         f"truncate -s -9 {folder}/metrics.jsonl",
@@ -219,7 +218,7 @@ def shell(rng: random.Random, folder: str) -> Command:
 
 
 def wrong(rng: random.Random, folder: str, identity: Mapping[str, str]) -> Command:
-    """A command that is refused."""
+    """Return a command that must be rejected."""
     preset = f"{identity['preset']}.yaml"
     return rng.choice(
         [
@@ -238,14 +237,14 @@ def wrong(rng: random.Random, folder: str, identity: Mapping[str, str]) -> Comma
                 "train", preset, "--workdir", folder, "--resume", "--stop-at", "agent/nothing", "3"
             ),
             wdjax(
-                "train", preset, "--workdir", folder, "--resume", "--policies.nobody.gamma", "0.5"
+                "train", preset, "--workdir", folder, "--resume", "--policies.unknown.gamma", "0.5"
             ),
             wdjax("train", "nothing.yaml", "--workdir", folder, "--resume"),
             wdjax("train", preset, "--workdir", folder, "--resume", "--callbacks", "nothing"),
             wdjax("sweep", preset, "--workdir", "s", "--set", "nothing=1,2"),
             wdjax("eval", "a", "--episodes", "0"),
             wdjax("report", "a", "--output", "a/x.txt"),
-            wdjax("export", "a", "--policies", "nobody"),
+            wdjax("export", "a", "--policies", "unknown"),
             wdjax("resume", "a"),
             wdjax("diff", "a"),
         ]

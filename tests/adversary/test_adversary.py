@@ -1,5 +1,4 @@
-"""Random sequences of commands (`python tests/adversary`), a few of them, and that the rules can be
-broken."""
+"""Ten random sequences of commands (`python tests/adversary`), and violations of its rules."""
 
 import json
 import os
@@ -20,7 +19,7 @@ TRAIN = Command.parse(
 
 
 def a_run(updates, checkpoints, **config):
-    """A folder "a" with a row for each of these updates and these checkpoints."""
+    """Return folder "a" with a row for each of these updates and these checkpoints."""
     rows = [{"updates": done, "env_steps": 32 * done} for done in updates]
     lines = [(json.dumps(row) + "\n").encode() for row in rows]
     held = [Checkpoint(done, sum(map(len, lines[:done]))) for done in checkpoints]
@@ -37,14 +36,14 @@ def checked(command, before, after, status=0, output="", killed=False, **known):
     return " ".join(model.check(command, Result(status, output, 1.0, killed=killed), before, after))
 
 
-def test_lines_are_read_as_they_are_printed():
+def test_commands_round_trip_through_text():
     for seed in range(50):
         for command in draw_sequence(seed):
             assert Command.parse(str(command)) == command
     assert [*map(str, draw_sequence(3))] == [*map(str, draw_sequence(3))]
 
 
-def test_a_sound_run_breaks_no_rule():
+def test_correct_run_breaks_no_rule():
     new = Disk({}, {})
     assert not checked(TRAIN, new, a_run([1, 2], [2]))
     assert not checked(TRAIN, a_run([1, 2], [2]), a_run([1, 2], [2]), most=2)
@@ -61,11 +60,11 @@ def test_a_sound_run_breaks_no_rule():
         (a_run([1, 2], [2], total_env_steps=96), "config.yaml holds total_env_steps = 96"),
     ],
 )
-def test_a_run_that_breaks_a_rule_is_found(after, words):
+def test_incorrect_runs_are_found(after, words):
     assert words in checked(TRAIN, Disk({}, {}), after)
 
 
-def test_a_finished_run_that_changes_is_found():
+def test_changes_of_finished_runs_are_found():
     before = a_run([1, 2, 3, 4], [4], total_env_steps=128)
     assert "a finished run changed ['a/config.yaml']" in checked(
         TRAIN, before, a_run([1, 2, 3, 4], [4]), most=4
@@ -73,14 +72,14 @@ def test_a_finished_run_that_changes_is_found():
     assert "the newest checkpoint was 4" in checked(TRAIN, before, a_run([1, 2], [2]), most=4)
 
 
-def test_a_run_whose_newest_checkpoint_is_damaged_is_finished_by_the_one_before():
+def test_finished_run_with_a_damaged_checkpoint_uses_the_previous_one():
     before, after = (
         a_run([1, 2, 3], [2, 3], total_env_steps=96),
         a_run([1, 2, 3], [2], total_env_steps=96),
     )
     said = "The run already has 64 of 64 env steps: nothing to do."
     assert not checked(TRAIN, before, after, output=said, most=3, damaged=True)
-    assert "nothing was done at 1 of 2" in checked(
+    assert "no update was done at 1 of 2" in checked(
         TRAIN, before, a_run([1], [1]), output=said, most=3, damaged=True
     )
     shorter = Command.parse(str(TRAIN).replace("64", "32"))
@@ -89,7 +88,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_is_finished_by_the_one_before(
     )
 
 
-def test_rows_that_somebody_has_deleted_stay_away():
+def test_deleted_rows_are_not_required():
     before, after = a_run([], [1]), a_run([2], [2])
     known = {"most": 2, "damaged": True, "lost_rows": True}
     assert not checked(TRAIN, before, after, **known)
@@ -98,14 +97,14 @@ def test_rows_that_somebody_has_deleted_stay_away():
     )
 
 
-def test_another_size_of_chunks_must_be_refused():
+def test_changed_chunk_sizes_must_be_rejected():
     before, line = a_run([1, 2], [2]), f"{TRAIN} --updates-per-chunk"
     known = {"most": 2, "identity": identity_of(TRAIN)}
     assert "it must be refused" in checked(Command.parse(f"{line} 2"), before, before, **known)
     assert not checked(Command.parse(f"{line} 1"), before, before, **known)
 
 
-def test_tables_are_the_same_up_to_rounding():
+def test_tables_are_compared_up_to_rounding():
     assert close([{"loss": 3.6237502, "n": 4}], [{"loss": 3.6237497, "n": 4}])
     assert not close([{"loss": 3.62}], [{"loss": 3.63}])
     assert not close([{"n": 4}], [{"n": 5}])
@@ -118,24 +117,24 @@ def test_tables_are_the_same_up_to_rounding():
         ("wdjax eval a", 99, "Traceback (most recent call last):\nKeyError: 3", "a traceback"),
         ("wdjax eval a", 2, "no", "refused with 0 sentences"),
         ("wdjax eval a", 3, "", "exit status 3"),
-        ("wdjax eval a", 2, "wdjax: no", "what it reads is whole"),
+        ("wdjax eval a", 2, "wdjax: no", "its runs are readable"),
         ("wdjax train ppo.yaml --workdir a", 0, "", "it must be refused"),
         ("wdjax train ppo.yaml --workdir a --resume", 2, "wdjax: no", "refused: wdjax: no"),
     ],
 )
-def test_a_wrong_exit_is_found(line, status, output, words):
+def test_wrong_exits_are_found(line, status, output, words):
     before = a_run([1, 2], [2])
     assert words in checked(Command.parse(line), before, before, status, output, most=4)
 
 
-def test_other_numbers_of_the_same_run_are_found():
+def test_different_numbers_of_equal_runs_are_found():
     model, after = Model({}), a_run([1, 2], [2])
     assert not model.check(TRAIN, Result(0, "", 1.0), Disk({}, {}), after)
     after.runs["a"].rows[1]["loss"] = 3.0
     assert "row 2: loss = 3.0" in " ".join(model.numbers(after.runs["a"], model.folders["a"]))
 
 
-def test_what_lies_in_a_folder(tmp_path):
+def test_look_reads_runs_in_a_folder(tmp_path):
     folder = tmp_path / "a"
     (folder / "checkpoints" / "2" / "host").mkdir(parents=True)
     (folder / "checkpoints" / "2" / "host" / "metadata").write_text('{"metrics_size": 34}')
@@ -147,7 +146,7 @@ def test_what_lies_in_a_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_random_sequences_of_commands_break_no_rule(tmp_path):
+def test_ten_random_sequences_break_no_rule(tmp_path):
     paths = {
         "PYTHONPATH": HERE.parents[1],
         "JAX_COMPILATION_CACHE_DIR": tmp_path / "cache",
@@ -163,7 +162,7 @@ def test_ten_random_sequences_of_commands_break_no_rule(tmp_path):
         "--workers",
         "2",
     ]
-    command += ["--limit", "120"]  # seconds of CPU time: everything is compiled here
+    command += ["--limit", "120"]  # seconds of CPU time, since all programs are compiled here
     environment = os.environ | {name: str(path) for name, path in paths.items()}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stdout[-5000:] + process.stderr[-2000:]

@@ -1,8 +1,7 @@
-"""Configurations drawn from the schema: YAML, flags and Python mean the same, or are refused alike;
-what is accepted trains, saves, resumes and is read back unchanged.
+"""Generated configurations are equal, or rejected, in YAML, flags and Python.
 
-Values lie inside of what a field allows, at its edges and just outside.
-`--hypothesis-profile=explore` draws more.
+Accepted ones train, save, resume and are read back unchanged. Values are inside the allowed range,
+at its limits and just outside. `--hypothesis-profile=explore` draws more.
 """
 
 import copy
@@ -31,11 +30,11 @@ from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import load_run_config, plain_config
 
 PRESETS = Path(__file__).parent / "presets"
-# preset -> a policy of it
+# preset -> one of its policies
 POLICIES = {"ppo": "agent", "a2c": "agent", "ddpg": "agent", "tag": "runner"}
 FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 2)
 SENTENCE = re.compile(r"[^\n]{8,}")
-# Fields that other tests draw, or whose values are names of the preset's own.
+# Fields that other tests draw, or with names that depend on the preset.
 LEFT_OUT = (
     "agents",
     "checkpoint",
@@ -57,7 +56,7 @@ SMALL = {
 
 
 def hints(cls, path=""):
-    """Yields (dotted name, type, field) of all fields of a dataclass and of those inside."""
+    """Yield (dotted name, type, field) of all fields of a dataclass, recursively."""
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(types[field.name]):
@@ -129,7 +128,7 @@ def as_yaml(preset, changes, folder):
 
 
 def flags_of(changes):
-    """Return the words of the command line for changes."""
+    """Return command line arguments for changes."""
     words = []
     for name, value in changes.items():
         words.append(f"--{name.replace('_', '-')}")
@@ -151,16 +150,16 @@ def as_flags(preset, changes):
 
 
 def outcome(function, *arguments, **named):
-    """Return a configuration as plain values, or None where it is refused in a sentence."""
+    """Return a configuration as plain values, or None if it is rejected with a clear error."""
     try:
         return plain_config(complete_env_params(function(*arguments, **named)))
     except (ValueError, TypeError, OSError) as error:
-        require_sentence(error)
+        check_error(error)
         return None
 
 
-def require_sentence(error):
-    """Fail where an error is not one sentence for a user."""
+def check_error(error):
+    """Check that an error is one line for users."""
     assert SENTENCE.fullmatch(str(error)), repr(error)
     assert not any(
         sign in str(error)
@@ -169,13 +168,13 @@ def require_sentence(error):
 
 
 def same(one, other):
-    # NaN equals itself there
+    # NaN equals NaN in JSON
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 @FEW
 @given(configurations())
-def test_yaml_flags_and_python_mean_the_same(tmp_path_factory, drawn):
+def test_yaml_flags_and_python_agree(tmp_path_factory, drawn):
     preset, changes = drawn
     folder = tmp_path_factory.mktemp("preset")
     python = outcome(load_config, PRESETS / f"{preset}.yaml", **changes)
@@ -186,7 +185,7 @@ def test_yaml_flags_and_python_mean_the_same(tmp_path_factory, drawn):
 
 @FEW
 @given(configurations())
-def test_config_yaml_is_read_back_as_it_was(tmp_path_factory, drawn):
+def test_config_yaml_round_trips(tmp_path_factory, drawn):
     preset, changes = drawn
     try:
         config = load_config(PRESETS / f"{preset}.yaml", **changes)
@@ -224,10 +223,11 @@ def is_small(config):
 @pytest.mark.usefixtures("quick_compile")
 @hypothesis.settings(
     max_examples=hypothesis.settings.default.max_examples // 10,
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # to shrink would take minutes
+    # without shrinking, which takes minutes
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 @given(configurations(most=6))
-def test_a_configuration_that_is_taken_trains_resumes_and_is_read_back(tmp_path_factory, drawn):
+def test_accepted_configurations_train_resume_and_round_trip(tmp_path_factory, drawn):
     preset, changes = drawn
     try:
         config = load_config(PRESETS / f"{preset}.yaml", **changes)
@@ -244,14 +244,14 @@ def test_a_configuration_that_is_taken_trains_resumes_and_is_read_back(tmp_path_
         try:
             trainer = Trainer(own, folder, resume=bool(resume), quiet=True, pictures=False)
             trainer.train()
-        # of what only the learner knows: before anything is written
+        # errors that only the learner finds, before any file is written
         except (ValueError, TypeError) as error:
-            require_sentence(error)
+            check_error(error)
             assert not list(folder.iterdir())
             return
-        except ArithmeticError as error:  # bad numbers, in a sentence
+        except ArithmeticError as error:  # non-finite numbers, with a one-line error
             ended.append(error)
-            require_sentence(error)
+            check_error(error)
             break
         read = plain_config(complete_env_params(load_run_config(folder)))
         assert same(
@@ -264,7 +264,7 @@ def test_a_configuration_that_is_taken_trains_resumes_and_is_read_back(tmp_path_
     jax.clear_caches()
 
 
-def test_a_configuration_is_refused_alike_by_a_dry_run(tmp_path, monkeypatch, capsys):
+def test_dry_run_rejects_invalid_configurations(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["train", str(PRESETS / "ppo.yaml"), "--dry-run", "--num-blocks", "3"])

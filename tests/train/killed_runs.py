@@ -67,13 +67,6 @@ RUNS = {
     "tag": ("tag_continuous", {"best_metric": "runner/episode_return"}),
 }
 NUM_UPDATES = 24
-TIMING = (
-    "seconds",
-    "seconds_per_update",
-    "compile_seconds",
-    "env_steps_per_second",
-    "agent_steps_per_second",
-)
 
 
 def train(name: str, folder: str) -> None:
@@ -149,6 +142,7 @@ def result(folder: Path) -> dict[str, bytes]:
     """Return a run's results without timings: all leaves as bytes, and metrics.jsonl."""
     import jax
     import numpy as np
+    from tiny_runs import TIMING
 
     from wdjax.train import load_run
 

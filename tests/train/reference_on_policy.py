@@ -1,7 +1,7 @@
-"""A2C's and PPO's side of a rollout in NumPy, float64, written from the equations alone, for the
-probe `Shop`.
+"""A2C's and PPO's computations on a rollout of the probe `Shop`, in NumPy float64.
 
-Arrays of a policy are [T, N, n, ...]: T steps of N replicas with n agents.
+Written from the equations. Arrays of a policy are [T, N, n, ...]: T steps of N replicas with n
+agents.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ def one_hot(index, size):
 
 
 def scaled(values, statistics):
-    """(values - mean) / deviation, at most 10; `statistics` is (mean, variance) or None."""
+    """Return (values - mean) / deviation, at most 10. `statistics` is (mean, variance) or None."""
     if statistics is None:
         return np.asarray(values, np.float64)
     mean, variance = statistics
@@ -24,7 +24,10 @@ def scaled(values, statistics):
 
 
 def shop_row(obs, statistics):
-    """What a network sees of an observation, in the order of the space: [..., 2 + 5 + 1 + 2]."""
+    """Return the network input of an observation, in the order of the space.
+
+    Its shape is [..., 2 + 5 + 1 + 2].
+    """
     place, clock = (statistics or {}).get("place"), (statistics or {}).get("clock")
     choices = obs["inner"]["choices"]
     parts = [
@@ -36,7 +39,7 @@ def shop_row(obs, statistics):
 
 
 def trunk(params, row, carry):
-    """Hidden layers with tanh, then a GRU where there is one. Returns (features, carry)."""
+    """Apply hidden layers with tanh, and a GRU if there is one. Return (features, carry)."""
     for name in sorted(params["mlp"]):
         row = np.tanh(row @ params["mlp"][name]["kernel"] + params["mlp"][name]["bias"])
     if "cell" not in params:
@@ -55,7 +58,7 @@ def trunk(params, row, carry):
 
 
 def network(params, row, carry):
-    """Returns (outputs, value, carry): of both trunks where there are two."""
+    """Return (outputs, value, carry), with the carries of both trunks if there are two."""
     features, first = trunk(params["trunk"], row, carry[0])
     value_features, second = features, None
     if "value_trunk" in params:
@@ -66,7 +69,7 @@ def network(params, row, carry):
 
 
 def choices(outputs, mask):
-    """The probabilities of two masked choices, among 2 and among 3."""
+    """Return the probabilities of two masked choices, among 2 and among 3."""
     weights = [np.exp(part) for part in np.split(np.where(mask == 1, outputs, -np.inf), [2], -1)]
     return [weight / weight.sum(-1, keepdims=True) for weight in weights]
 
@@ -85,8 +88,10 @@ def choice_entropy(outputs, mask):
 
 
 def squashed_log_prob(mean, log_std, action, low, high):
-    """log density of low + (high - low) sigmoid(2 u), u normal: by a change of variables that
-    is written otherwise."""
+    """Return the log density of low + (high - low) sigmoid(2 u), u normal.
+
+    By a change of variables in another form than wdjax.train.
+    """
     share = (action - low) / (high - low)
     u = np.log(share / (1 - share)) / 2
     normal = np.exp(-(((u - mean) / np.exp(log_std)) ** 2) / 2) / (
@@ -97,8 +102,10 @@ def squashed_log_prob(mean, log_std, action, low, high):
 
 
 def squashed_entropy(mean, log_std, low, high):
-    """- integral of p log p over a fine grid of u, on which log(d action / d u) is added to the
-    normal density's."""
+    """Return the entropy, an integral of -p log p over a fine grid of u.
+
+    log(d action / d u) is added to the entropy of the normal distribution.
+    """
     z = np.linspace(-8, 8, 401)
     weight = np.exp(-(z**2) / 2) / np.sum(np.exp(-(z**2) / 2))
     u = mean[..., None] + np.exp(log_std)[..., None] * z
@@ -108,8 +115,10 @@ def squashed_entropy(mean, log_std, low, high):
 
 
 def ppo_loss(log_prob, entropy, value, old, advantage, target, live, config):
-    """The parts of the whole loss, each a mean over live rows; `old` is (log_prob, value) of
-    when the policy acted."""
+    """Return the terms of the loss, each a mean over valid transitions.
+
+    `old` is (log_prob, value) at the time of the rollout.
+    """
     kept = advantage[live]
     if config.normalize_advantage:
         kept = (kept - kept.mean()) / kept.std()
@@ -123,8 +132,7 @@ def ppo_loss(log_prob, entropy, value, old, advantage, target, live, config):
 
 
 def slope_along(function, params, path, direction, step=1e-4):
-    """The derivative of function(params) where the array at `path`, keys one inside the other,
-    moves."""
+    """Return the derivative of function(params) along a direction of the array at `path`."""
 
     def moved(params, path, change):
         if not path:
@@ -136,11 +144,10 @@ def slope_along(function, params, path, direction, step=1e-4):
 
 
 def replay(params, obs, final_obs, last_obs, carry, over, statistics):
-    """Steps a policy through a rollout. Returns (outputs, value, value of what came after each
-    step): [T, N, n, ...].
+    """Step a policy through a rollout. Return (outputs, value, next value), [T, N, n, ...].
 
-    `carry` is that before the first row; where an episode ends it is emptied, but not before
-    V(final obs).
+    `carry` is the carry before the first step. It is reset where an episode ends, after V(final
+    obs).
     """
     outputs, values, after = [], [], []
     for t in range(len(over)):
@@ -161,7 +168,7 @@ def at(obs, t):
 
 
 def advantages(reward, value, following, terminated, over, gamma, gae_lambda):
-    """A_t = delta_t + gamma lambda A_{t+1} inside an agent's game and an episode."""
+    """Return A_t = delta_t + gamma lambda A_{t+1} within an episode of an agent."""
     advantage, later = np.zeros_like(value), 0.0
     for t in reversed(range(len(reward))):
         delta = reward[t] + gamma * np.where(terminated[t], 0.0, following[t]) - value[t]
@@ -171,7 +178,7 @@ def advantages(reward, value, following, terminated, over, gamma, gae_lambda):
 
 
 def discounted_sums(reward, over, gamma, before):
-    """R_t = gamma R_{t-1} + r_t, from 0 in every episode. Returns (R, what to go on with)."""
+    """Return (R, sum to continue with): R_t = gamma R_{t-1} + r_t, from 0 in every episode."""
     sums = []
     for t in range(len(reward)):
         before = gamma * before + reward[t]
@@ -181,8 +188,10 @@ def discounted_sums(reward, over, gamma, before):
 
 
 def deviation_along(action, live, axis):
-    """The mean, over the places of the other axes that have a live row, of the deviation of the
-    live rows there."""
+    """Return the mean deviation of valid entries along an axis.
+
+    Positions without valid entries are excluded.
+    """
     moved, flags = np.moveaxis(action, axis, -1), np.moveaxis(live, axis, -1)
     found = [np.std(moved[i][flags[i]]) for i in np.ndindex(flags.shape[:-1]) if flags[i].any()]
     return np.mean(found)

@@ -42,16 +42,17 @@ def numbers(state: TrainState):
     ]
 
 
+def logged(folder):
+    """Return the rows of metrics.jsonl without timings."""
+    return [
+        {name: value for name, value in row.items() if name not in TIMING}
+        for row in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
 def assert_same_run(folder_a, folder_b):
     """Assert that checkpoints and metrics.jsonl agree bit for bit, except for timings."""
-    numbers_of_runs = [numbers(load_run(folder)[1]) for folder in (folder_a, folder_b)]
-    for a, b in zip(*numbers_of_runs, strict=True):
+    leaves = [numbers(load_run(folder)[1]) for folder in (folder_a, folder_b)]
+    for a, b in zip(*leaves, strict=True):
         np.testing.assert_array_equal(a, b)
-    rows = [
-        [
-            {k: v for k, v in row.items() if k not in TIMING}
-            for row in read_metrics(folder / "metrics.jsonl")
-        ]
-        for folder in (folder_a, folder_b)
-    ]
-    assert rows[0] == rows[1]
+    assert logged(folder_a) == logged(folder_b)

@@ -1,5 +1,4 @@
-"""Random numbers of a rollout and of shuffling: those of a block depend on nothing but the key and
-the block."""
+"""Random numbers of rollouts and shuffles depend only on the key and the block."""
 
 import functools
 
@@ -31,7 +30,7 @@ SHAPES = [
 
 
 def places(index, shape):
-    """Returns (time, replica, agent) of row numbers, [..., 3]."""
+    """Return (time, replica, agent) of row numbers, [..., 3]."""
     return np.stack(np.unravel_index(np.asarray(index), shape), axis=-1)
 
 
@@ -39,7 +38,7 @@ shuffled = functools.partial(jax.jit, static_argnums=(1, 2, 3))(shuffle)
 
 
 @pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
-def test_shuffle_takes_each_row_once(shape, num_blocks, minibatches):
+def test_shuffle_is_a_permutation(shape, num_blocks, minibatches):
     index = shuffled(KEY, shape, num_blocks, minibatches)
     rows = np.prod(shape)
     assert index.shape == (minibatches, rows // minibatches)
@@ -47,7 +46,7 @@ def test_shuffle_takes_each_row_once(shape, num_blocks, minibatches):
 
 
 @pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
-def test_every_minibatch_takes_equally_from_each_block(shape, num_blocks, minibatches):
+def test_minibatches_have_equal_shares_of_blocks(shape, num_blocks, minibatches):
     index = shuffled(KEY, shape, num_blocks, minibatches)
     block = places(index, shape)[..., 1] // (shape[1] // num_blocks)
     share = index.shape[1] // num_blocks
@@ -58,7 +57,7 @@ def test_every_minibatch_takes_equally_from_each_block(shape, num_blocks, miniba
 @pytest.mark.parametrize(
     "words", [[5, 0, 2**32 - 1, 2**31, 7, 2**31 - 1, 1], [3, 1, 3, 2**32 - 1, 1, 1, 2**32 - 1, 3]]
 )
-def test_order_is_that_of_the_words_and_of_equal_ones_that_of_places(words, monkeypatch):
+def test_random_order_is_a_stable_sort_of_random_words(words, monkeypatch):
     words = np.array(words, np.uint32)
     monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.asarray(words))
     order = jax.jit(random_order, static_argnums=1)(KEY, len(words))
@@ -75,32 +74,32 @@ def test_shuffle_mixes_time_replicas_and_agents():
         assert len(np.unique(first[:, axis])) > size / 2
 
 
-def test_shuffles_of_two_keys_and_of_two_blocks_differ():
+def test_shuffles_differ_by_key_and_block():
     index = places(shuffled(KEY, (16, 2, 1), 2, 1), (16, 2, 1)).reshape(2, 16, 3)
     assert np.any(index[0, :, 0] != index[1, :, 0])
     assert np.any(shuffled(KEY, (16, 2, 1), 2, 1) != shuffled(jax.random.key(8), (16, 2, 1), 2, 1))
 
 
-def test_shuffle_of_a_block_does_not_depend_on_the_others():
+def test_shuffle_of_a_block_does_not_depend_on_other_blocks():
     few = places(shuffled(KEY, (4, 4, 3), 2, 2), (4, 4, 3)).reshape(2, 2, -1, 3)
     many = places(shuffled(KEY, (4, 8, 3), 4, 2), (4, 8, 3)).reshape(2, 4, -1, 3)
     np.testing.assert_array_equal(few, many[:, :2])  # [minibatch, block, row]
 
 
-def test_keys_of_a_block_come_from_the_key_and_the_block():
+def test_keys_of_a_block_are_folded_from_the_key():
     keys = jax.random.key_data(step_keys(KEY, 5, 3, 4))
     for block in range(4):
         own = jax.random.split(jax.random.fold_in(KEY, block), (5, 3))
         np.testing.assert_array_equal(keys[:, :, block], jax.random.key_data(own))
 
 
-def test_all_keys_differ():
+def test_step_keys_are_distinct():
     keys = jax.random.key_data(step_keys(KEY, 5, 3, 4)).reshape(60, -1)
     assert len(np.unique(keys, axis=0)) == 60
 
 
 @pytest.mark.parametrize("distribution", [Categorical((4, 5), scalar=False), Gaussian(2, (2,))])
-def test_actions_of_a_block_come_from_its_key(distribution):
+def test_actions_of_a_block_depend_on_its_key(distribution):
     keys = step_keys(KEY, 1, 1, 2)[0, 0]
     draw = jax.jit(functools.partial(sample_blocks, distribution))
     outputs = jax.random.normal(
@@ -130,7 +129,7 @@ def small_game():
 
 
 @pytest.mark.slow
-def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
+def test_numbers_drawn_ahead_equal_those_drawn_in_steps(monkeypatch):
     learner = small_game()
     state = learner.init(KEY)
 
@@ -149,8 +148,9 @@ def test_what_is_drawn_before_the_steps_is_what_they_would_draw(monkeypatch):
     assert jnp.any(ahead[1].over)
 
 
-def test_keys_of_replicas_are_drawn_before_the_steps_where_all_policies_have_kernels(monkeypatch):
-    monkeypatch.setattr(draws, "FEW_REPLICAS", 0)  # few of them on a CPU are the other reason
+def test_numbers_are_drawn_ahead_if_all_policies_have_kernels(monkeypatch):
+    # otherwise numbers of few replicas on a CPU are drawn ahead
+    monkeypatch.setattr(draws, "FEW_REPLICAS", 0)
     setup = small_game().setup
     keys = step_keys(KEY, 7, 1 + len(setup.policies), 3)
     by_kernel = {"tagger", "runner"}

@@ -1,5 +1,4 @@
-"""How often devices wait for each other in an update: each time takes its own time, however few
-numbers they tell."""
+"""The number of collectives in an update. Devices synchronize at each of them."""
 
 import re
 
@@ -12,9 +11,8 @@ from wdjax.train import make_learner
 SCALED = {"normalize_observation": True, "normalize_reward": True, "normalize_advantage": True}
 
 
-def count_waits(policy):
-    """Returns how many collective operations the program of an update on two devices has,
-    inside of loops and out."""
+def count_collectives(policy):
+    """Return the number of collectives in an update on two devices, (outside, inside) of loops."""
     learner = make_learner(tiny_config("probe_signal", {"agent": policy}, devices=2))
     program = learner.update.lower(jax.eval_shape(learner.init, jax.random.key(0))).compile()
     kinds = (
@@ -26,12 +24,12 @@ def count_waits(policy):
 
 
 @pytest.mark.slow
-def test_a2c_waits_once():
-    assert count_waits(tiny_policy("A2C")) == (1, 0)  # gradients and metrics
-    assert count_waits(tiny_policy("A2C", **SCALED)) == (2, 0)  # moments before them
+def test_a2c_update_has_one_collective():
+    assert count_collectives(tiny_policy("A2C")) == (1, 0)  # gradients and metrics
+    assert count_collectives(tiny_policy("A2C", **SCALED)) == (2, 0)  # preceded by moments
 
 
 @pytest.mark.slow
-def test_ppo_waits_once_in_a_step_and_once_for_metrics():
-    assert count_waits(tiny_policy("PPO")) == (1, 1)
-    assert count_waits(tiny_policy("PPO", **SCALED)) == (1, 1)
+def test_ppo_update_has_one_collective_per_step_and_one_for_metrics():
+    assert count_collectives(tiny_policy("PPO")) == (1, 1)
+    assert count_collectives(tiny_policy("PPO", **SCALED)) == (1, 1)

@@ -1,5 +1,4 @@
-"""Memory of a run on the device: it does not grow with the number of updates, but for the metrics
-themselves."""
+"""Device memory of a run does not grow with the number of updates, except for metrics."""
 
 import jax
 import pytest
@@ -18,9 +17,12 @@ def memory(learner, num_updates):
 
 
 @pytest.mark.slow
-def test_memory_is_the_same_at_10_and_at_10_000_updates(learner, quick_compile):
-    """Arguments to the byte; results grow by the metrics, one scalar of 4 bytes each an update,
-    and temporaries by as much, where all metrics of an update lie in one row until the end."""
+def test_memory_does_not_grow_except_for_metrics(learner, quick_compile):
+    """Compare 10 with 10,000 updates.
+
+    Arguments are equal. Results grow by one scalar of 4 bytes per metric and update, and
+    temporaries by at most as much.
+    """
     few, many = memory(learner, 10), memory(learner, 10_000)
     assert many.argument_size_in_bytes == few.argument_size_in_bytes > 0
     _, metrics = jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))

@@ -1,4 +1,4 @@
-"""Statistics over live rows, against NumPy on the live rows alone."""
+"""Masked statistics against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
+from wdjax.train.learning import masked_mean, masked_variance, normalize
 
 VALUES = np.array([1.0, 2.0, 6.0, 0.0], np.float32)
 LIVE = np.array([True, True, True, False])
@@ -20,7 +20,7 @@ mean_jit, variance_jit, normalize_jit = (
 )
 
 
-def test_by_hand():
+def test_moments_by_hand():
     assert masked_mean(VALUES, LIVE) == 3
     np.testing.assert_allclose(masked_variance(VALUES, LIVE), 14 / 3, rtol=1e-6)
     np.testing.assert_allclose(
@@ -29,7 +29,7 @@ def test_by_hand():
 
 
 @given(numbers, arrays(bool, (8,)).filter(np.any))
-def test_equal_numpy_on_the_live_rows(values, live):
+def test_moments_agree_with_numpy(values, live):
     kept = values[live].astype(np.float64)
     np.testing.assert_allclose(mean_jit(values, live), kept.mean(), atol=1e-4)
     np.testing.assert_allclose(variance_jit(values, live), kept.var(), rtol=1e-4, atol=1e-2)
@@ -39,14 +39,14 @@ def test_equal_numpy_on_the_live_rows(values, live):
 
 
 @pytest.mark.parametrize("garbage", [np.inf, -np.inf, np.nan, 1e38])
-def test_a_dead_row_may_hold_anything(garbage):
+def test_masked_values_are_ignored(garbage):
     values = jnp.array([*VALUES[:3], garbage])
     assert masked_mean(values, LIVE) == 3
     assert masked_variance(values, LIVE) == masked_variance(VALUES, LIVE)
     np.testing.assert_array_equal(normalize(values, LIVE)[:3], normalize(VALUES, LIVE)[:3])
 
 
-def test_nothing_live_gives_0():
+def test_empty_mask_gives_0():
     assert masked_mean(jnp.full(3, jnp.inf), jnp.zeros(3, bool)) == 0
     assert masked_variance(jnp.full(3, jnp.inf), jnp.zeros(3, bool)) == 0
 

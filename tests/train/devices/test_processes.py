@@ -1,5 +1,4 @@
-"""Several processes that train one run: real ones on the CPU, with one device each, over the
-loopback."""
+"""Multi-process training, with real processes on the CPU that communicate over loopback."""
 
 import contextlib
 import dataclasses
@@ -16,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tiny_runs import logged, numbers
 
 from wdjax.train import Trainer, load_run, read_metrics
 from wdjax.train.devices import processes
@@ -34,16 +34,9 @@ from wdjax.train.devices.processes import (
 from wdjax.train.storage.checkpoint import open_checkpoints
 from wdjax.train.storage.folder import load_run_config
 
-TIMING = (
-    "seconds",
-    "seconds_per_update",
-    "compile_seconds",
-    "env_steps_per_second",
-    "agent_steps_per_second",
-)
-SECONDS = 120  # after which a process that should have ended is killed, and the test fails
+SECONDS = 120  # timeout of a process; then it is killed and the test fails
 
-# The command line as `wdjax` starts it, but for how long jax waits for a process that says nothing.
+# The command line of `wdjax`, with a shorter heartbeat.
 PROGRAM = (
     "from wdjax.train.devices import processes as p; p.HEARTBEAT_SECONDS = 5; "
     "from wdjax.experiments.cli import main; main()"
@@ -62,7 +55,7 @@ ARGUMENTS = (
     "--policies.agent.network.hidden-sizes",
     "8",
 )
-ENV_STEPS = 8 * 16  # of an update
+ENV_STEPS = 8 * 16  # per update
 
 
 def by_flags(port, i):
@@ -85,7 +78,7 @@ def by_variables(port, i):
 
 
 def by_slurm(port, i):
-    """As srun tells its tasks; jax makes the port from the number of the job, unless it is told."""
+    """Return the variables of srun. jax derives the port from the job number unless it is set."""
     return [], {
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_NODELIST": "localhost",
@@ -98,8 +91,7 @@ def by_slurm(port, i):
 
 @contextlib.contextmanager
 def two_processes(folder, how, *arguments):
-    """Starts both, and gives them; what each says is in `said`. Kills what is left of them at
-    the end."""
+    """Start two processes and yield them. Their output is in `said`. Kill them at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -152,7 +144,7 @@ def said(folder, i):
 
 
 def ends(started, folder):
-    """Returns the exit statuses of both, once they have ended."""
+    """Return the exit statuses of both processes after they ended."""
     try:
         return [process.wait(SECONDS) for process in started]
     except subprocess.TimeoutExpired:
@@ -160,7 +152,7 @@ def ends(started, folder):
 
 
 def wait_for_lines(started, folder, number):
-    """Returns once so many chunks are in metrics.jsonl."""
+    """Wait until metrics.jsonl has `number` lines."""
     file, give_up = folder / "metrics.jsonl", time.monotonic() + SECONDS
     while not file.exists() or len(file.read_bytes().splitlines()) < number:
         if any(process.poll() is not None for process in started) or time.monotonic() > give_up:
@@ -169,11 +161,9 @@ def wait_for_lines(started, folder, number):
 
 
 def trained_on(source, folder, num_devices, num_updates):
-    """Trains in this process with the configuration of the run in `source`; goes on where
-    `folder` holds a run.
+    """Train in this process with the configuration of the run in `source`, or resume.
 
-    With programs compiled anew: those that other tests left were compiled by `quick_compile`,
-    which rounds otherwise.
+    Programs are compiled again, since `quick_compile` of other tests rounds differently.
     """
     jax.clear_caches()
     steps = num_updates * ENV_STEPS
@@ -185,29 +175,16 @@ def trained_on(source, folder, num_devices, num_updates):
 
 
 def learned(folder):
-    """All leaves of the newest checkpoint as NumPy arrays, keys as their words."""
-
-    def is_key(leaf):
-        return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-    return [
-        np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-        for leaf in jax.tree.leaves(load_run(folder)[1])
-    ]
-
-
-def logged(folder):
-    """metrics.jsonl but for the clock."""
-    return [
-        {k: v for k, v in row.items() if k not in TIMING}
-        for row in read_metrics(folder / "metrics.jsonl")
-    ]
+    """Return all leaves of the newest checkpoint as NumPy arrays, with keys as their words."""
+    return numbers(load_run(folder)[1])
 
 
 @pytest.fixture(scope="module")
 def run_of_two(tmp_path_factory):
-    """Returns (folder, updates, what was seen) of a run of two processes: process 1 got
-    SIGTERM, then both went on."""
+    """Return (folder, updates, observations) of a run of two processes.
+
+    Process 1 received SIGTERM, then both were resumed.
+    """
     folder = tmp_path_factory.mktemp("processes") / "run"
     with two_processes(folder, by_flags, "--total-env-steps", "1000000") as started:
         wait_for_lines(started, folder, 3)
@@ -226,7 +203,7 @@ def run_of_two(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_stop_signal_to_one_process_stops_all_and_saves(run_of_two):
+def test_stop_signal_to_one_process_stops_and_saves_all(run_of_two):
     _, updates, seen = run_of_two
     assert seen["stopped"] == [130, 130]
     assert re.search(r"cartpole on 2 x .* Stopped and saved after .* --resume", seen["words"])
@@ -235,9 +212,8 @@ def test_a_stop_signal_to_one_process_stops_all_and_saves(run_of_two):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_process_of_two_devices_bit_for_bit(run_of_two, tmp_path):
-    """Also stopped and resumed: a sum of two numbers is the same in either order, of more it
-    need not be."""
+def test_two_processes_agree_bit_for_bit_with_one_process_and_two_devices(run_of_two, tmp_path):
+    """A sum of two numbers does not depend on their order, unlike larger sums."""
     folder, updates, seen = run_of_two
     assert seen["went_on"] == [0, 0]
     alone = trained_on(folder, tmp_path / "alone", 2, updates)
@@ -251,7 +227,7 @@ def test_two_processes_are_one_process_of_two_devices_bit_for_bit(run_of_two, tm
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on_in_one_and_on_one_device(run_of_two, tmp_path):
+def test_run_of_two_processes_resumes_in_one_process_and_on_one_device(run_of_two, tmp_path):
     folder, updates, _ = run_of_two
     moved = Path(shutil.copytree(folder, tmp_path / "moved"))
     trained_on(folder, moved, 2, updates + 1)
@@ -263,12 +239,11 @@ def test_a_run_of_two_processes_goes_on_in_one_and_on_one_device(run_of_two, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_dies_or_says_nothing_ends_the_other(run_of_two, tmp_path, number):
-    """A dead process is missed at the next sum, a silent one after HEARTBEAT_SECONDS.
+def test_process_exits_if_the_other_dies_or_hangs(run_of_two, tmp_path, number):
+    """A dead process is noticed at the next collective, a silent one after HEARTBEAT_SECONDS.
 
-    jax itself ends the process that waits in the second case. It also does so in the first
-    where that process was waiting at one of orbax's barriers, which only the missing heartbeat
-    ends.
+    In the second case jax ends the waiting process. In the first case too, if it waits at a barrier
+    of orbax, which only the missing heartbeat ends.
     """
     folder = Path(shutil.copytree(run_of_two[0], tmp_path / "run"))
     begun = len(read_metrics(folder / "metrics.jsonl"))
@@ -281,11 +256,11 @@ def test_a_process_that_dies_or_says_nothing_ends_the_other(run_of_two, tmp_path
     ended_by_jax = "another task died" in said(folder, 0)
     ended_by_us = "another process of the run died" in said(folder, 0)
     assert ended_by_jax or (ended_by_us and number == signal.SIGKILL), said(folder, 0)
-    assert int(load_run(folder)[1].num_updates) >= begun  # and what was saved is good
+    assert int(load_run(folder)[1].num_updates) >= begun  # and the saved checkpoint is intact
 
 
 @pytest.mark.slow
-def test_all_processes_refuse_a_folder_that_holds_a_run(run_of_two):
+def test_all_processes_reject_a_folder_with_a_run(run_of_two):
     folder = run_of_two[0]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with two_processes(folder, by_flags) as started:
@@ -297,13 +272,12 @@ def test_all_processes_refuse_a_folder_that_holds_a_run(run_of_two):
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-# --- how a process learns which one it is ---
+# --- identity of a process ---
 
 
 @pytest.fixture
 def joined(monkeypatch):
-    """The arguments with which `jax.distributed.initialize` is called, in a list, in place of
-    the call."""
+    """Record calls of `jax.distributed.initialize` instead of connecting."""
     for name in list(os.environ):
         if name.startswith(
             ("SLURM_", "OMPI_", "JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -316,7 +290,7 @@ def joined(monkeypatch):
     return calls
 
 
-def test_one_process_joins_nobody(joined, monkeypatch):
+def test_single_process_does_not_connect(joined, monkeypatch):
     connect()
     connect("host:1", 1, 0)
     for name, value in by_slurm(1, 0)[1].items():
@@ -324,12 +298,12 @@ def test_one_process_joins_nobody(joined, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "1")
     connect()
     monkeypatch.setenv("SLURM_NTASKS", "2")
-    monkeypatch.delenv("SLURM_STEP_NODELIST")  # so it is in a batch script, outside of srun
+    monkeypatch.delenv("SLURM_STEP_NODELIST")  # as in a batch script, outside of srun
     connect()
     assert joined == []
 
 
-def test_flags_come_before_variables(joined, monkeypatch):
+def test_flags_take_precedence_over_variables(joined, monkeypatch):
     for name, value in by_variables(7, 1)[1].items():
         monkeypatch.setenv(name, value)
     connect()
@@ -337,11 +311,11 @@ def test_flags_come_before_variables(joined, monkeypatch):
     assert [args for args, _ in joined] == [("127.0.0.1:7", 2, 1), ("host:9", 4, 1)]
     options = joined[0][1]
     assert options["heartbeat_timeout_seconds"] == options["shutdown_timeout_seconds"] == 30
-    assert options["cluster_detection_method"] == "deactivate"  # nothing is left to find out
+    assert options["cluster_detection_method"] == "deactivate"  # all settings are given
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "open_mpi"])
-def test_what_srun_and_mpirun_say_is_left_to_jax(joined, monkeypatch, launcher):
+def test_srun_and_mpirun_are_detected_by_jax(joined, monkeypatch, launcher):
     slurm = by_slurm(1, 1)[1]
     open_mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:2"}
     for name, value in (slurm if launcher == "slurm" else open_mpi).items():
@@ -367,19 +341,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)
-def test_refuses_what_does_not_fit(joined, arguments, words):
+def test_invalid_settings_raise(joined, arguments, words):
     with pytest.raises(ValueError, match=words):
         connect(*arguments)
     assert joined == []
 
 
-def test_refuses_a_variable_that_is_no_number(joined, monkeypatch):
+def test_non_numeric_variables_raise(joined, monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
     with pytest.raises(ValueError, match="JAX_NUM_PROCESSES = 'two': must be a whole number"):
         connect("host:1", process_id=0)
 
 
-def test_a_handler_of_ones_own_is_put_back():
+def test_kept_handler_restores_custom_handlers():
     def own(*_):
         return None
 
@@ -392,12 +366,11 @@ def test_a_handler_of_ones_own_is_put_back():
         signal.signal(signal.SIGTERM, before)
 
 
-# --- agreeing and ending, without others ---
+# --- agreement and exit, with mocked processes ---
 
 
 def as_process(monkeypatch, index, flags=()):
-    """This process takes itself for one of two; the other's answers to `any_process` are
-    `flags`."""
+    """Mock two processes. `flags` are the answers of the other one to `any_process`."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: index)
     answers = iter(flags)
@@ -408,19 +381,19 @@ def as_process(monkeypatch, index, flags=()):
     monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
 
 
-def test_one_process_agrees_with_itself():
+def test_single_process_agrees_with_itself():
     assert [any_process(flag) for flag in (False, True)] == [False, True]
     assert [as_first(flag) for flag in (False, True)] == [False, True]
 
 
-def test_process_0_decides(monkeypatch):
+def test_as_first_returns_the_value_of_process_0(monkeypatch):
     as_process(monkeypatch, 0, [False, False])
     assert [as_first(flag) for flag in (False, True)] == [False, True]
     as_process(monkeypatch, 1, [False, True])
     assert [as_first(flag) for flag in (True, False)] == [False, True]
 
 
-def test_what_fails_in_process_0_fails_in_all(monkeypatch):
+def test_failure_in_process_0_raises_in_all(monkeypatch):
     def fail():
         raise FileExistsError("there")
 
@@ -438,15 +411,15 @@ def test_what_fails_in_process_0_fails_in_all(monkeypatch):
 
 @pytest.fixture
 def exits(monkeypatch):
-    """Gives the list of statuses with which the process would have ended."""
+    """Record exit statuses instead of exiting."""
     codes = []
     monkeypatch.setattr(processes.os, "_exit", codes.append)
     monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
     return codes
 
 
-def test_only_what_tells_of_a_lost_process_ends_this_one(monkeypatch, exits, capsys):
-    # the words of one process alone
+def test_only_errors_of_lost_processes_exit(monkeypatch, exits, capsys):
+    # the error in a single process
     with pytest.raises(ValueError, match="Gloo"), ending_with_others():
         raise ValueError("Gloo AllGather failed")
     as_process(monkeypatch, 1)
@@ -459,11 +432,11 @@ def test_only_what_tells_of_a_lost_process_ends_this_one(monkeypatch, exits, cap
     assert "process 1 of 2 stops: another process of the run died" in capsys.readouterr().err
 
 
-def test_an_error_in_one_of_several_ends_it_at_once(monkeypatch, exits, capsys):
+def test_errors_exit_immediately_with_several_processes(monkeypatch, exits, capsys):
     with pytest.raises(SystemExit), leaving():
         raise SystemExit(2)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    with pytest.raises(SystemExit), leaving():  # all have agreed to stop
+    with pytest.raises(SystemExit), leaving():  # agreed by all
         raise SystemExit(130)
     with leaving():
         pass
@@ -471,16 +444,16 @@ def test_an_error_in_one_of_several_ends_it_at_once(monkeypatch, exits, capsys):
     with leaving():
         raise SystemExit(2)
     with leaving():
-        raise RuntimeError("a callback of one's own")
+        raise RuntimeError("a custom callback")
     assert exits == [2, 1]
-    assert "a callback of one's own" in capsys.readouterr().err
-    with leaving():  # a second Ctrl-C, to this one only: the others have agreed to nothing
+    assert "a custom callback" in capsys.readouterr().err
+    with leaving():  # a second Ctrl-C, to this process only, without agreement
         raise KeyboardInterrupt
     assert exits == [2, 1, 130]
     assert capsys.readouterr().err == ""
 
 
-def test_who_refuses_says_why_and_the_others_that_one_has(monkeypatch, exits, capsys):
+def test_rejecting_process_raises_its_error_and_others_report_a_failure(monkeypatch, exits, capsys):
     def fail():
         raise ValueError("seed = 5: the run was started with 0")
 
@@ -504,9 +477,8 @@ def test_who_refuses_says_why_and_the_others_that_one_has(monkeypatch, exits, ca
     assert "process 0 of 2 stops: another process of the run died" in said
 
 
-def test_several_processes_do_not_wait_for_each_other_to_close(monkeypatch, tmp_path):
-    """Where one has failed, the others may be in the middle of a save, in which it takes part
-    no more."""
+def test_failed_process_does_not_close_checkpoints_with_others(monkeypatch, tmp_path):
+    """The others may be saving, without the failed one."""
     closed = []
     for processes_there in (2, 1):
         with pytest.raises(ValueError, match="mine"), open_checkpoints(tmp_path, 1) as manager:  # noqa: PT012
@@ -518,7 +490,7 @@ def test_several_processes_do_not_wait_for_each_other_to_close(monkeypatch, tmp_
 
 
 @pytest.mark.slow
-def test_a_folder_that_disappears_ends_all(tmp_path):
+def test_deleted_folder_ends_all_processes(tmp_path):
     folder = tmp_path / "run"
     with two_processes(folder, by_flags, "--total-env-steps", "1000000") as started:
         wait_for_lines(started, folder, 3)
@@ -530,7 +502,7 @@ def test_a_folder_that_disappears_ends_all(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_of_different_configurations_say_so(tmp_path):
+def test_different_configurations_of_processes_raise(tmp_path):
     def different(port, i):
         return (by_flags(port, i)[0] + ["--seed", str(i)], {})
 

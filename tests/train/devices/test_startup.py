@@ -1,4 +1,4 @@
-"""What shortens the time until a run begins."""
+"""Shortcuts at the start of a run: device initialization and garbage collection."""
 
 import gc
 import threading
@@ -12,15 +12,15 @@ from wdjax.train.devices.startup import find_devices, no_garbage_collection, wak
 
 
 def wake():
-    """Wakes the device, and waits until it is awake."""
+    """Initialize the device and wait for it."""
     before = set(threading.enumerate())
     assert wake_device().result() == jax.devices()
     for thread in set(threading.enumerate()) - before:
         thread.join()
 
 
-def test_a_device_that_fails_is_not_replaced_by_the_cpu(monkeypatch):
-    """jax itself says it once; whoever asks again gets the CPU."""
+def test_failing_device_is_not_replaced_by_the_cpu(monkeypatch):
+    """jax raises this once, and returns the CPU at the next call."""
 
     def refuse():
         raise RuntimeError("Unable to initialize backend 'cuda':\n(set JAX_PLATFORMS='' ...)")
@@ -30,7 +30,7 @@ def test_a_device_that_fails_is_not_replaced_by_the_cpu(monkeypatch):
         make_learner(load_config("cartpole_ppo"))
 
 
-def test_a_device_that_is_full_says_so_where_it_is_needed(monkeypatch):
+def test_full_device_does_not_raise_during_initialization(monkeypatch):
     called, errors = threading.Event(), []
 
     def refuse(*_):
@@ -44,9 +44,9 @@ def test_a_device_that_is_full_says_so_where_it_is_needed(monkeypatch):
     assert not errors
 
 
-@pytest.mark.slow  # what it makes jax forget, others need again
+@pytest.mark.slow  # clears caches that other tests need
 @pytest.mark.parametrize("chosen", [None, "cpu", 1])
-def test_what_makes_keys_is_compiled_when_the_device_is_awake(chosen, caplog):
+def test_creation_of_keys_is_compiled_during_initialization(chosen, caplog):
     jax.clear_caches()
     with jax.default_device(jax.devices()[chosen] if chosen == 1 else chosen), jax.log_compiles():
         wake()
@@ -56,7 +56,7 @@ def test_what_makes_keys_is_compiled_when_the_device_is_awake(chosen, caplog):
     np.testing.assert_array_equal(jax.random.key_data(key), [0, 7])
 
 
-def test_garbage_is_collected_again_afterwards():
+def test_garbage_collection_is_enabled_again():
     with no_garbage_collection():
         assert not gc.isenabled()
         with no_garbage_collection():
@@ -81,7 +81,7 @@ def test_garbage_is_collected_again_afterwards():
         ),
     ],
 )
-def test_a_device_that_is_missing_is_named(error, reason, monkeypatch):
+def test_missing_device_raises(error, reason, monkeypatch):
     def devices():
         raise error
 

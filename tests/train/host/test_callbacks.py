@@ -1,5 +1,4 @@
-"""Callbacks end runs, goals do, and loggers write what metrics.jsonl holds, each read back with its
-own library."""
+"""Callbacks and goals end runs, and loggers write the rows of metrics.jsonl."""
 
 import csv
 import dataclasses
@@ -16,8 +15,7 @@ import pytest
 from refusals import refusal
 from tiny_runs import small_config
 
-from wdjax.train import Trainer, read_metrics
-from wdjax.train.config.schema import TrainConfig
+from wdjax.train import TrainConfig, Trainer, read_metrics
 from wdjax.train.host.callbacks import call_callbacks, goals_in_words, goals_reached, make_callbacks
 from wdjax.train.host.loggers import Logger
 
@@ -45,21 +43,21 @@ def log(logger, folder, rows):
     [
         ({}, ROWS[1], False),
         ({"a/return": 3.5}, ROWS[1], True),
-        ({"a/return": 3.5}, ROWS[0], False),  # not known
+        ({"a/return": 3.5}, ROWS[0], False),  # unknown
         ({"a/return": 3.6}, ROWS[1], False),
-        ({"a/return": 3.5, "a/loss": 0.3}, ROWS[1], False),  # all of them
+        ({"a/return": 3.5, "a/loss": 0.3}, ROWS[1], False),  # all are required
         ({"a/return": 3.5, "eval/a/return": 0.0}, ROWS[1], False),
     ],
 )
-def test_goals(stop_at, row, reached):
+def test_goals_require_all_metrics(stop_at, row, reached):
     assert goals_reached(stop_at, row) is reached
 
 
-def test_goals_in_words():
+def test_goals_are_described():
     assert goals_in_words({"a/return": 475.0, "b/loss": 0.5}) == "stop_at a/return 475, b/loss 0.5"
 
 
-def test_only_true_ends_a_run_and_all_are_called():
+def test_only_true_ends_a_run_and_all_callbacks_are_called():
     called = []
     true = (True, np.True_, np.array(True), jnp.bool_(True))
     others = (
@@ -103,13 +101,13 @@ class Delayed:
 @pytest.mark.parametrize(
     "callback", [delayed, generator, Delayed, Delayed(), functools.partial(delayed, row={})]
 )
-def test_a_callback_whose_call_does_nothing_is_refused(callback):
+def test_coroutine_and_generator_callbacks_raise(callback):
     assert "must be a plain function, without `async` or `yield`" in refusal(
         make_callbacks, [callback]
     )
 
 
-def test_a_callback_that_returns_a_coroutine_is_an_error():
+def test_callback_that_returns_a_coroutine_raises():
     with pytest.raises(TypeError, match="the callback returned a coroutine"):
         call_callbacks([lambda run, row: delayed(run, row)], None, {})
 
@@ -142,19 +140,19 @@ class Failing(Logger):
         ("end", ["begin", "write", "write", "write", "end"]),
     ],
 )
-def test_a_failing_logger_warns_once_and_is_dropped(fails, calls, tmp_path, capsys):
+def test_failing_logger_warns_once_and_is_disabled(fails, calls, tmp_path, capsys):
     logger, [csv_logger] = Failing(fails), make_callbacks(["csv"])
     for row in ROWS:
         assert not call_callbacks([logger, csv_logger], a_run(tmp_path), row)
     logger.close()
     assert logger.calls == calls
-    said = " ".join(capsys.readouterr().err.split())
-    assert said == "Warning: Failing failed and is disabled (no server); training continues"
+    messages = " ".join(capsys.readouterr().err.split())
+    assert messages == "Warning: Failing failed and is disabled (no server); training continues"
     assert (tmp_path / "metrics.csv").read_text().count("\n") == 4
 
 
 @pytest.mark.parametrize("text", ["time,loss\n1,2\n", "updates,loss\n,2\n", "updates\nmany\n"])
-def test_a_foreign_metrics_csv_is_kept(text, tmp_path, capsys):
+def test_foreign_metrics_csv_is_not_overwritten(text, tmp_path, capsys):
     [logger] = make_callbacks(["csv"])
     (tmp_path / "metrics.csv").write_text(text)
     log(logger, tmp_path, ROWS)
@@ -175,29 +173,29 @@ def test_a_foreign_metrics_csv_is_kept(text, tmp_path, capsys):
         (["csv", "csv"], "callbacks = ['csv', 'csv']: must be unique"),
     ],
 )
-def test_what_is_no_callback_is_refused(given, words):
+def test_invalid_callbacks_raise(given, words):
     assert words in refusal(make_callbacks, given)
 
 
-def test_what_a_callback_raises_says_whose_it_is():
+def test_errors_of_callbacks_name_the_callback():
     def mine(run, row):
         raise KeyError("mine")
 
     with pytest.raises(KeyError) as raised:
         call_callbacks([mine], None, {})
-    assert "raised by the callback test_what_a_callback_raises" in raised.value.__notes__[0]
+    assert "raised by the callback test_errors_of_callbacks" in raised.value.__notes__[0]
 
 
-def test_a_logger_without_its_library_says_what_to_install(monkeypatch):
+def test_logger_without_its_library_raises(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
     with pytest.raises(ImportError, match=r'pip install "wdjax\[tensorboard\]"'):
         make_callbacks(["tensorboard"])
 
 
-def test_csv_holds_the_rows_and_forgets_what_comes_again(tmp_path):
+def test_csv_contains_the_rows_and_drops_repeated_ones(tmp_path):
     [logger] = make_callbacks(["csv"])
     log(logger, tmp_path / "run", ROWS)
-    again = [{**ROWS[1], "a/loss": 7.0}]  # killed after row 1, and gone on
+    again = [{**ROWS[1], "a/loss": 7.0}]  # killed after row 1 and resumed
     log(logger, tmp_path / "run", again)
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -206,7 +204,7 @@ def test_csv_holds_the_rows_and_forgets_what_comes_again(tmp_path):
 
 
 def read_events(folder):
-    """Returns (tag, step, value) of all scalars in a run's event file."""
+    """Return (tag, step, value) of all scalars in the event file of a run."""
     from tensorboardX.proto import event_pb2
 
     [file] = (folder / "tensorboard").iterdir()
@@ -219,7 +217,7 @@ def read_events(folder):
     return found
 
 
-def test_tensorboard_gives_each_metric_a_tag_of_its_own(tmp_path):
+def test_tensorboard_tags_are_unique(tmp_path):
     """tensorboardX writes both as episode_a_b."""
     pytest.importorskip("tensorboardX")
     [logger] = make_callbacks(["tensorboard"])
@@ -228,19 +226,21 @@ def test_tensorboard_gives_each_metric_a_tag_of_its_own(tmp_path):
     assert {value for tag, value in tags.items() if "a_b" in tag} == {1.0, 2.0}
 
 
-def test_tensorboard_reads_the_rows(tmp_path):
+def test_tensorboard_contains_the_rows(tmp_path):
     pytest.importorskip("tensorboardX")
     [logger] = make_callbacks(["tensorboard"])
     log(logger, tmp_path / "run", ROWS)
     found = read_events(tmp_path / "run")
-    wanted = [(k, row["env_steps"], v) for row in ROWS for k, v in row.items() if v is not None]
-    assert sorted(found) == sorted(wanted)
+    expected = [(k, row["env_steps"], v) for row in ROWS for k, v in row.items() if v is not None]
+    assert sorted(found) == sorted(expected)
 
 
 def leveldb_log(data):
-    """Yields the records of wandb's file: blocks of 32 KiB, whose parts have a checksum, a
-    length and a kind."""
-    at, whole = 7, b""  # the file's own header is part of the first block
+    """Yield the records in a file of wandb.
+
+    Blocks have 32 KiB, and parts have a checksum, a length and a kind.
+    """
+    at, whole = 7, b""  # the header of the file is part of the first block
     while at + 7 <= len(data):
         if 32_768 - at % 32_768 < 7:
             at += 32_768 - at % 32_768
@@ -248,13 +248,13 @@ def leveldb_log(data):
         size, kind = struct.unpack_from("<HB", data, at + 4)
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # complete, or the last part
             yield whole
             whole = b""
 
 
 @pytest.mark.slow
-def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
+def test_wandb_offline_contains_the_rows(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -264,7 +264,7 @@ def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
     log(logger, tmp_path / "run", ROWS)
     [file] = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
     assert (tmp_path / "run" / "wandb_id").read_text() in file.name
-    # wandb's own process may write the last records after it was ended
+    # the process of wandb may write the last records after it was ended
     deadline = time.monotonic() + 60
     while True:
         found, ids = [], set()
@@ -285,9 +285,8 @@ def test_wandb_offline_holds_the_rows(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile", "no_pictures")
-def test_a_callback_ends_a_run_and_it_goes_on(tmp_path, capsys):
-    """The device is one chunk ahead: what is asked for after the second ends the run after the
-    third."""
+def test_callback_ends_a_run(tmp_path, capsys):
+    """The device is one chunk ahead: a stop after the second chunk ends the run after the third."""
 
     class Early:
         closed = 0
@@ -317,7 +316,7 @@ def test_a_callback_ends_a_run_and_it_goes_on(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-def test_a_goal_ends_a_run_once(tmp_path):
+def test_goal_ends_a_run(tmp_path):
     config = small_config(stop_at={"episode_length": 1, "eval/agent/episode_return": 1})
     trainer = Trainer(config, tmp_path, quiet=True)
     assert int(trainer.train().num_updates) == 3  # evaluated after the second
@@ -328,7 +327,7 @@ def test_a_goal_ends_a_run_once(tmp_path):
     assert int(Trainer(higher, tmp_path, resume=True, quiet=True).train().num_updates) == 6
 
 
-def test_a_goal_that_no_row_has_is_refused(tmp_path):
+def test_goal_with_an_unknown_metric_raises(tmp_path):
     config = small_config(stop_at={"agent/episode_retrun": 1}, best_metric="none")
     assert "did you mean 'agent/episode_return'" in refusal(Trainer, config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

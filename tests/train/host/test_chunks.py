@@ -1,4 +1,4 @@
-"""How long chunks are, where they end, and what the host does beside them."""
+"""Length and ends of chunks, and the work of the host in parallel with the device."""
 
 import dataclasses
 import re
@@ -28,8 +28,7 @@ def no_pictures(monkeypatch):
 
 
 class Device:
-    """A program whose updates take so many seconds by a clock of its own; the first call some
-    more."""
+    """A program with a fixed time per update, and an additional time for the first call."""
 
     def __init__(self, seconds, first, monkeypatch):
         self.seconds, self.first, self.now, self.calls = seconds, first, 0.0, []
@@ -44,29 +43,29 @@ class Device:
 @pytest.mark.parametrize(
     ("seconds", "first", "most", "size", "calls"),
     [
-        # 256 ms are long enough to judge by
+        # 256 ms are long enough for an estimate
         (1e-3, 0.0, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),
-        # what a first call loads counts not
+        # the time of the first call is excluded
         (1e-3, 1.5, 4096, 2000, [1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1488]),
         (0.3, 0.0, 4096, 7, [1, 1, 5]),
         (1.5, 0.0, 4096, 2, [1, 1]),
         (6.0, 0.0, 4096, 1, [1]),
-        # a short run: no more than its twentieth
+        # a short run: at most a twentieth of it
         (1e-5, 0.0, 100, 100, [1, 1, 2, 4, 8, 16, 32, 36]),
         (1.0, 0.0, 1, 1, [1]),
     ],
 )
-def test_the_first_chunk_finds_about_two_seconds(seconds, first, most, size, calls, monkeypatch):
+def test_first_chunk_takes_about_two_seconds(seconds, first, most, size, calls, monkeypatch):
     device = Device(seconds, first, monkeypatch)
     played = play_first(None, 0, most)
     assert (played.size, device.calls) == (size, calls)
     assert played.state == size
-    # of all calls, in their order
+    # metrics of all calls in order
     np.testing.assert_array_equal(played.metrics["loss"], np.arange(size))
     assert played.seconds == pytest.approx(size * seconds + first)
 
 
-def test_chunks_end_where_something_is_due():
+def test_chunks_end_at_checkpoints_and_evaluations():
     changes = {"checkpoint_every_updates": 25, "best_metric": "none", "total_env_steps": 128_000}
     config = small_config(updates_per_chunk=10, **changes)
     looks, done = [], 0
@@ -84,7 +83,7 @@ def test_chunks_end_where_something_is_due():
     )
 
 
-def test_a_chunk_is_at_most_a_twentieth_of_a_run_and_no_clock_says_how_long_one_of_a_sweep_is():
+def test_chunks_are_limited_and_those_of_sweeps_do_not_depend_on_time():
     config = small_config(updates_per_chunk=0, total_env_steps=128 * 1001)
     assert most_updates(config) == 51
     assert most_updates(dataclasses.replace(config, total_env_steps=128 * 10**9)) == chunks.MOST
@@ -95,8 +94,8 @@ def test_a_chunk_is_at_most_a_twentieth_of_a_run_and_no_clock_says_how_long_one_
     assert with_lines(dataclasses.replace(config, updates_per_chunk=7)).updates_per_chunk == 7
 
 
-def test_a_program_does_as_many_updates_as_it_is_told():
-    """The numbers are those of `learner.run`, bit for bit; of the metrics only so many count."""
+def test_compiled_chunk_agrees_with_learner_run():
+    """Bit for bit, for fewer updates than the program supports."""
     learner = make_learner(small_config())
     program, _ = compile_chunk(learner, abstract_state(learner.setup), 6)
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=4)
@@ -108,7 +107,7 @@ def test_a_program_does_as_many_updates_as_it_is_told():
         np.testing.assert_array_equal(values, values_of(played.metrics)[name], err_msg=name)
 
 
-def test_a_chunk_has_at_least_one_update():
+def test_chunks_have_at_least_one_update():
     config = small_config(updates_per_chunk=10, best_metric="none")
     for done, last in ((0, 0), (20, 20), (40, 20)):
         with pytest.raises(ValueError, match=f"updates = {done}: must be below {last}"):
@@ -119,22 +118,20 @@ def test_a_chunk_has_at_least_one_update():
 
 
 @pytest.mark.slow
-def test_a_size_that_was_found_is_kept_and_lines_of_a_resumed_run_are_the_same(
-    tmp_path, monkeypatch
-):
+def test_measured_chunk_size_is_kept_when_resuming(tmp_path, monkeypatch):
     changes = {"updates_per_chunk": 0, "total_env_steps": 23 * 128, "checkpoint_every": 1}
     whole, part = tmp_path / "whole", tmp_path / "part"
     Trainer(small_config(**changes), whole, quiet=True).train()
     found = load_run_config(whole).updates_per_chunk
-    assert found == 2  # a twentieth of 23
-    # as if an update of the other had been found to be quick
+    assert found == 2  # 23 / 20, rounded up
+    # as if updates of the other run were faster
     monkeypatch.setattr(chunks, "LINES", 5)
     half = Trainer(small_config(**changes | {"total_env_steps": 8 * 128}), part, quiet=True)
     half.train()
     assert load_run_config(part).updates_per_chunk == half.config.updates_per_chunk == 2
     monkeypatch.undo()
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
-    monkeypatch.setattr(loop, "play_first", None)  # nobody looks for it again
+    monkeypatch.setattr(loop, "play_first", None)  # the size is not measured again
     Trainer(small_config(**changes), part, resume=True, quiet=True).train()
     rows = [[row["updates"] for row in read_metrics(folder)] for folder in (whole, part)]
     assert rows[0] == rows[1] == [*range(2, 23, 2), 23]
@@ -142,7 +139,7 @@ def test_a_size_that_was_found_is_kept_and_lines_of_a_resumed_run_are_the_same(
 
 
 @pytest.mark.slow
-def test_a_run_with_a_size_of_its_own_is_resumed_by_who_names_none(tmp_path):
+def test_given_chunk_size_is_kept_when_resuming_without_one(tmp_path):
     Trainer(
         small_config(total_env_steps=2 * 128, updates_per_chunk=2), tmp_path, quiet=True
     ).train()
@@ -155,7 +152,7 @@ def test_a_run_with_a_size_of_its_own_is_resumed_by_who_names_none(tmp_path):
         Trainer(small_config(updates_per_chunk=3), tmp_path, resume=True, quiet=True)
 
 
-def test_checkpoints_and_evaluations_fall_on_their_updates(tmp_path):
+def test_checkpoints_and_evaluations_happen_at_their_updates(tmp_path):
     changes = {"updates_per_chunk": 4, "checkpoint_every_updates": 5, "evaluate_every_updates": 3}
     Trainer(
         small_config(total_env_steps=11 * 128, keep_checkpoints=9, **changes), tmp_path, quiet=True
@@ -168,7 +165,7 @@ def test_checkpoints_and_evaluations_fall_on_their_updates(tmp_path):
     assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {5, 10, 11}
 
 
-def test_callbacks_see_the_state_of_their_row_while_the_device_goes_on(tmp_path):
+def test_callbacks_receive_the_state_of_their_row(tmp_path):
     seen = []
 
     def callback(trainer, row):
@@ -178,8 +175,8 @@ def test_callbacks_see_the_state_of_their_row_while_the_device_goes_on(tmp_path)
     assert seen == [(i, i) for i in range(1, 7)]
 
 
-def test_the_device_goes_on_while_the_host_writes(tmp_path, monkeypatch):
-    """The second chunk begins, and ends, while the first is still being written."""
+def test_device_continues_while_the_host_writes(tmp_path, monkeypatch):
+    """The second chunk starts and ends while the first is being written."""
     ended = threading.Event()
     real_play, real_write = loop.play_chunk, MetricsLog.write
 
@@ -201,8 +198,8 @@ def test_the_device_goes_on_while_the_host_writes(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_saved_is_the_state_of_its_chunk(tmp_path):
-    """The next chunk donates the state: what is saved must be a copy of it."""
+def test_saved_state_is_that_of_its_chunk(tmp_path):
+    """The next chunk donates the state, so a copy must be saved."""
     config = small_config(checkpoint_every=1, keep_checkpoints=6, best_metric="none")
     Trainer(config, tmp_path / "run", quiet=True).train()
     for updates in (1, 4):
@@ -220,13 +217,13 @@ def test_what_is_saved_is_the_state_of_its_chunk(tmp_path):
                 (tmp_path / f"{updates}-{newer}").rename(folder / str(newer))
 
 
-def test_the_last_line_says_how_fast_and_what_was_waited_for(tmp_path, capsys):
+def test_last_line_reports_speed_and_waiting_times(tmp_path, capsys):
     start = time.perf_counter()
     Trainer(small_config(), tmp_path).train()
     seconds = time.perf_counter() - start
     words = " ".join(capsys.readouterr().out.split())
-    said = words[words.rindex("768 env steps in ") :].split()
-    assert 0 < float(said[4]) <= round(seconds, 1)
+    parts = words[words.rindex("768 env steps in ") :].split()
+    assert 0 < float(parts[4]) <= round(seconds, 1)
     assert "/s while training): " in words
     for what in ("setup", "compiling", "evaluation and checkpoints"):
         assert re.search(rf"\b{what} \d+\.\d s\b", words)

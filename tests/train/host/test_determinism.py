@@ -1,4 +1,4 @@
-"""--deterministic: the flag reaches XLA before jax starts, and a run that lost it says so."""
+"""--deterministic sets its flag before jax starts, and resuming without it warns."""
 
 import dataclasses
 import os
@@ -18,8 +18,7 @@ from wdjax.train.host.determinism import (
     make_deterministic,
 )
 
-# what XLA was told stands beside every program that it compiles, where it is asked to write them
-# down
+# XLA dumps its options with every program
 COMMAND = """
 import sys, jax
 from wdjax.experiments import cli
@@ -31,7 +30,7 @@ cli.main(["train", "cartpole", *sys.argv[1:]])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--deterministic"], []])
-def test_from_the_command_line_it_counts_for_every_program(flags, tmp_path):
+def test_deterministic_flag_applies_to_every_program(flags, tmp_path):
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}",
         "JAX_ENABLE_COMPILATION_CACHE": "0",
@@ -44,7 +43,7 @@ def test_from_the_command_line_it_counts_for_every_program(flags, tmp_path):
         assert ("xla_gpu_deterministic_ops: true" in file.read_text()) == bool(flags), file
 
 
-def test_the_flag_stands_beside_others_and_but_once(monkeypatch):
+def test_flag_is_added_once_to_other_flags(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_x=1")
     assert not is_deterministic()
     make_deterministic()
@@ -54,20 +53,20 @@ def test_the_flag_stands_beside_others_and_but_once(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_that_lost_it_says_so(tmp_path, monkeypatch, capsys):
+def test_resuming_without_the_flag_warns(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
     config = small_config(total_env_steps=128, best_metric="none")
     with monkeypatch.context() as patch:
         patch.setattr(trainer_module, "is_deterministic", lambda: True)
         Trainer(config, tmp_path, quiet=True).train()
     Trainer(config, tmp_path, resume=True).train()
-    assert "--deterministic" not in capsys.readouterr().out  # a CPU is always so
+    assert "--deterministic" not in capsys.readouterr().out  # a CPU is always deterministic
     monkeypatch.setattr(trainer_module, "forgets_determinism", lambda before: before)
     Trainer(dataclasses.replace(config, total_env_steps=256), tmp_path, resume=True).train()
     assert "this run used --deterministic" in " ".join(capsys.readouterr().out.split())
 
 
-def test_only_where_there_is_something_to_forget(monkeypatch):
+def test_warning_is_limited_to_gpus_without_the_flag(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert forgets_determinism(True)

@@ -1,5 +1,4 @@
-"""A run that is killed at random moments, also while it saves, and resumed equals one that never
-was."""
+"""Runs that are killed at random moments and resumed equal uninterrupted runs."""
 
 import jax
 import pytest
@@ -9,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("seed", "name"), [*enumerate(["ppo", "recurrent", "ddpg", "self_play"])])
-def test_five_kills_change_nothing(seed, name, tmp_path, monkeypatch):
+def test_killed_and_resumed_runs_are_equal(seed, name, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(jax.config.jax_compilation_cache_dir))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     assert compare(name, kills=5, seed=seed, folder=tmp_path) == []

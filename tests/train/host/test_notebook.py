@@ -1,5 +1,4 @@
-"""What a notebook shows: progress without ipywidgets, tables of what a cell ends with, cells that
-run twice."""
+"""Output in notebooks: progress without ipywidgets, HTML tables, cells that run twice."""
 
 import contextlib
 import importlib.util
@@ -33,8 +32,7 @@ trainer
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """A kernel's IPython, as far as we look at it. Gives (what was displayed, what it was
-    changed to)."""
+    """Mock IPython. Yield (displayed bundles, updates of bundles)."""
     shown, changed = [], []
     handle = SimpleNamespace(update=lambda bundle, raw: changed.append(bundle))
 
@@ -48,7 +46,7 @@ def notebook(monkeypatch):
     return shown, changed
 
 
-def test_progress_is_one_output_that_is_written_anew(notebook):
+def test_progress_updates_a_single_output(notebook):
     shown, changed = notebook
     with progress.progress_bar(Console(), 10, 2, lambda: "<svg/>") as advance:
         assert re.fullmatch(
@@ -72,14 +70,14 @@ def stop_after_two(advance):
     raise KeyError
 
 
-def test_pictures_are_seldom_and_the_last_one_is_shown(notebook, monkeypatch):
+def test_progress_is_throttled_and_shows_the_last_state(notebook, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 1e9)
     with pytest.raises(KeyError), contextlib.ExitStack() as stack:
         stop_after_two(stack.enter_context(progress.progress_bar(Console(), 3, 0)))
     assert [own["text/plain"][:3] for own in notebook[1]] == ["two"]
 
 
-def test_quiet_runs_and_terminals_show_nothing_in_a_notebook(notebook, monkeypatch):
+def test_quiet_runs_and_terminals_display_nothing(notebook, monkeypatch):
     with progress.progress_bar(Console(quiet=True), 3, 0) as advance:
         advance(1, "one")
     assert notebook == ([], [])
@@ -93,8 +91,8 @@ def test_quiet_runs_and_terminals_show_nothing_in_a_notebook(notebook, monkeypat
     assert progress.notebook_display() is None
 
 
-def test_what_is_printed_beside_a_quiet_run_is_shown(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal, where a bar has all that is printed
+def test_output_of_callbacks_is_shown_in_quiet_runs(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal, where a bar captures all output
     monkeypatch.delenv("TERM", raising=False)
     with progress.progress_bar(Console(quiet=True), 3, 0) as advance:
         advance(1, "one")
@@ -103,7 +101,7 @@ def test_what_is_printed_beside_a_quiet_run_is_shown(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("where", ["a notebook's !", "a log"])
-def test_a_bar_that_is_kept_is_seldom_drawn(monkeypatch, where):
+def test_progress_in_logs_is_drawn_rarely(monkeypatch, where):
     drawn = io.StringIO()
     drawn.isatty = lambda: where == "a notebook's !"
     monkeypatch.setenv("JPY_PARENT_PID", "1") if drawn.isatty() else monkeypatch.delenv(
@@ -111,13 +109,13 @@ def test_a_bar_that_is_kept_is_seldom_drawn(monkeypatch, where):
     )
     with progress.progress_bar(Console(file=drawn, force_terminal=True), 3, 0) as advance:
         advance(1, "one")
-        time.sleep(0.3)  # three pictures of a bar in a terminal
+        time.sleep(0.3)  # three refreshes of a bar in a terminal
         advance(2, "two")
     assert (drawn.getvalue().count("compiling"), drawn.getvalue().count("two")) == (1, 1)
     assert "one" not in drawn.getvalue()
 
 
-def test_a_live_curve_keeps_only_so_many_rows():
+def test_live_curves_are_thinned():
     rows = [{"updates": i} for i in range(9_001)]
     kept = [row["updates"] for row in thinned(rows)]
     assert len(kept) <= 2_000
@@ -127,10 +125,10 @@ def test_a_live_curve_keeps_only_so_many_rows():
     assert len(thinned(rows[:2_001])) == 1_001
 
 
-def test_a_live_curve_reads_a_run_once():
+def test_live_curves_read_metrics_once():
     reads = []
 
-    class Run:  # what Trainer's own methods ask of it
+    class Run:  # attributes that the methods of Trainer use
         config, callbacks, _shown = SimpleNamespace(policies={}, stop_at={}), (), None
         history = property(lambda self: reads.append("metrics.jsonl") or [{"updates": 1}])
 
@@ -146,7 +144,7 @@ def test_a_live_curve_reads_a_run_once():
     assert reads == ["metrics.jsonl"]
 
 
-def test_env_steps_are_written_short():
+def test_env_steps_are_abbreviated():
     rows = [
         {"env_steps": steps, "a/episode_return": 1.0, "episode_length": 2.0}
         for steps in (0, 1_280_000)
@@ -158,7 +156,7 @@ def test_env_steps_are_written_short():
     assert figure.axes[0].get_xlabel() == "env steps"
 
 
-def test_cells_of_tables_are_short_and_escaped():
+def test_html_tables_shorten_and_escape_cells():
     table = html_table([["<a>", None], [{"b": 0.1234567}, np.arange(9)]], ["x & y"], "<t>")
     words = re.findall(r">([^<>]+)</(?:t[dh]|b)>", table)
     assert words == ["&lt;t&gt;", "x &amp; y", "&lt;a&gt;", "b: 0.123457", "int64[9]"]
@@ -172,12 +170,12 @@ def test_cells_of_tables_are_short_and_escaped():
 
 
 def cells(thing):
-    """Returns the rows of its table."""
+    """Return the rows of an object's HTML table."""
     rows = re.findall(r"<tr>(.*?)</tr>", thing._repr_html_())
     return [re.findall(r">([^<>]*)</t[dh]>", row) for row in rows]
 
 
-def test_configurations_environments_spaces_and_states_show_themselves():
+def test_html_tables_of_configurations_environments_spaces_and_states():
     config = small_config()
     assert ["total_env_steps", "768"] in cells(config)
     assert ["policies.agent.network.hidden_sizes", "(8,)"] in cells(config)
@@ -204,7 +202,7 @@ def test_configurations_environments_spaces_and_states_show_themselves():
     not all(map(importlib.util.find_spec, ("ipykernel", "nbclient"))),
     reason="ipykernel and nbclient are not installed",
 )
-def test_cells_of_a_real_notebook(tmp_path):
+def test_training_in_a_real_notebook(tmp_path):
     import nbformat
     from nbclient import NotebookClient
 

@@ -1,4 +1,4 @@
-"""Names in pictures are drawn as they are, and a picture that fails does not end a run."""
+"""Names are drawn literally in pictures, and failing pictures do not end a run."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ NAMES = ["$\\frac{$", "$x$", "_hidden", "a\nb", "日本", "{0} %s"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_no_formulas(name, tmp_path):
+def test_names_are_not_parsed_as_formulas(name, tmp_path):
     rows = [
         {
             "env_steps": step,
@@ -32,8 +32,8 @@ def test_names_are_no_formulas(name, tmp_path):
         assert "cartpole: $x$" in as_svg(figure)
 
 
-def test_a_picture_that_fails_warns():
-    said = []
-    with without_picture("curves.png", said.append):
+def test_failing_picture_warns():
+    warnings = []
+    with without_picture("curves.png", warnings.append):
         raise KeyError("width")
-    assert said[0].startswith("Warning: could not draw curves.png: ")
+    assert warnings[0].startswith("Warning: could not draw curves.png: ")

@@ -1,4 +1,4 @@
-"""A run's first program and its first state."""
+"""Compilation of a run's first program, and its first state."""
 
 import dataclasses
 import gc
@@ -28,9 +28,9 @@ from wdjax.train.learner.init import abstract_state
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
-# gpu: in a thread of its own
+# gpu: in a separate thread
 @pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.slow), "gpu"])
-def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch):
+def test_state_initialized_during_compilation_fits_the_program(backend, monkeypatch):
     learner = make_learner(small_config(kernels=False))
     like = abstract_state(learner.setup)
     with monkeypatch.context() as patch:
@@ -47,7 +47,7 @@ def test_what_is_drawn_meanwhile_is_what_the_program_takes(backend, monkeypatch)
     assert int(program(state, np.int32(2))[0].num_updates) == 2
 
 
-def test_a_state_that_fills_the_memory_is_refused_before_it_is_drawn():
+def test_state_larger_than_memory_raises_before_initialization():
     changes = {"policies.runner.opponents": {}, "policies.runner.past_selves": 10**9}
     learner = make_learner(load_config("tag_small", num_envs=2, **changes))
     with pytest.raises(
@@ -56,7 +56,7 @@ def test_a_state_that_fills_the_memory_is_refused_before_it_is_drawn():
         compile_and_init(learner, abstract_state(learner.setup), 0, 1)
 
 
-def test_it_lies_where_jax_is_told_to_draw():
+def test_state_is_on_the_default_device():
     learner, other = make_learner(small_config()), jax.devices()[1]
     with jax.default_device(other):
         like = abstract_state(learner.setup)
@@ -66,14 +66,15 @@ def test_it_lies_where_jax_is_told_to_draw():
 
 
 @pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg", "tag_small"])
-def test_nothing_is_put_on_the_device_before_the_first_program_is_lowered(preset):
+def test_lowering_transfers_nothing_to_the_device(preset):
     config = load_config(preset, num_envs=8)
-    with jax.transfer_guard("disallow_explicit"):  # in this thread: the device wakes up in another
+    # in this thread: another one initializes the device
+    with jax.transfer_guard("disallow_explicit"):
         learner = make_learner(config)
         lower_chunk(learner, abstract_state(learner.setup), 1)
 
 
-def test_the_device_wakes_up_before_anything_is_traced(monkeypatch):
+def test_device_is_initialized_before_tracing(monkeypatch):
     called = []
     devices = types.SimpleNamespace(result=lambda: called.append("wake"))
     monkeypatch.setattr(setups, "wake_device", lambda: devices)
@@ -96,17 +97,17 @@ def learner_with_kernels(monkeypatch, **changes):
 
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("search", [True, False])
-def test_what_xla_tries_on_a_gpu_for_products(kernels, search, monkeypatch):
+def test_compiler_options_for_products_on_a_gpu(kernels, search, monkeypatch):
     learner = learner_with_kernels(monkeypatch, kernels=kernels, search_products=search)
     options = options_of(learner, "gpu", monkeypatch)
     assert ONE_WAY.items() <= options.items()
     assert ("xla_gpu_enable_triton_gemm" in options) == kernels
     assert (LIBRARIES.items() <= options.items()) == (not kernels and not search)
-    jax.jit(lambda: 0, compiler_options=options)()  # options that XLA did not know would be refused
+    jax.jit(lambda: 0, compiler_options=options)()  # unknown options would raise
     assert not options_of(learner, "cpu", monkeypatch)
 
 
-def test_xla_tries_them_where_kernels_are_not_used(monkeypatch):
+def test_compiler_options_without_kernels(monkeypatch):
     learner = learner_with_kernels(monkeypatch)
     with jax.default_matmul_precision("highest"):
         assert options_of(learner, "gpu", monkeypatch) == ONE_WAY
@@ -116,18 +117,18 @@ def test_xla_tries_them_where_kernels_are_not_used(monkeypatch):
     assert options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch) == ONE_WAY
 
 
-def test_runs_side_by_side_are_compiled_as_quickly(monkeypatch):
+def test_compiler_options_of_populations(monkeypatch):
     setup = learner_with_kernels(monkeypatch).setup
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert compiler_options(setup, alone=False) == ONE_WAY
 
 
-def test_an_option_that_this_xla_does_not_know_costs_no_run():
+def test_unknown_compiler_options_are_ignored():
     lowered = jax.jit(lambda: 7).lower()
     assert compile_lowered(lowered, {"xla_gpu_no_such_option": True}, free=0)() == 7
 
 
-def test_launches_go_side_by_side_on_one_device(monkeypatch):
+def test_launches_are_concurrent_on_one_device(monkeypatch):
     learner = learner_with_kernels(monkeypatch)
     assert SIDE_BY_SIDE.items() <= options_of(learner, "gpu", monkeypatch).items()
     two = dataclasses.replace(learner, setup=dataclasses.replace(learner.setup, num_devices=2))
@@ -136,7 +137,7 @@ def test_launches_go_side_by_side_on_one_device(monkeypatch):
     assert not SIDE_BY_SIDE.keys() & options.keys()
 
 
-def test_a_run_is_traced_without_garbage_collection_and_compiled_with_its_options(monkeypatch):
+def test_tracing_disables_garbage_collection_and_compilation_uses_options(monkeypatch):
     learner, collecting = make_learner(small_config()), []
     monkeypatch.setattr(
         chunks, "compiler_options", lambda setup: {"xla_gpu_enable_triton_gemm": False}
@@ -151,7 +152,7 @@ def test_a_run_is_traced_without_garbage_collection_and_compiled_with_its_option
 
 
 class Program(int):
-    """A program that needs so many bytes."""
+    """A program that needs a number of bytes."""
 
     def memory_analysis(self):
         return types.SimpleNamespace(
@@ -164,8 +165,7 @@ class Program(int):
 
 
 class Lowered:
-    """What is compiled to a program that needs so many bytes, fewer where launches go one by
-    one."""
+    """Compiles to a program that needs `needed` bytes, or half with sequential launches."""
 
     def __init__(self, needed):
         self.needed, self.options = needed, []
@@ -178,17 +178,18 @@ class Lowered:
 
 
 @pytest.mark.parametrize(("needed", "compiled"), [(100, 100), (101, 50)])
-def test_launches_go_one_by_one_where_there_is_no_memory_for_them_side_by_side(needed, compiled):
+def test_launches_are_sequential_without_memory_for_concurrent_ones(needed, compiled):
     lowered = Lowered(needed)
     assert compile_lowered(lowered, {"other": True, **SIDE_BY_SIDE}, free=100) == compiled
     assert (
         lowered.options
         == [{"other": True, **SIDE_BY_SIDE}, {"other": True, **ONE_BY_ONE}][: 1 + (needed > 100)]
     )
-    assert compile_lowered(Lowered(1000), {"other": True}, free=100) == 1000  # nothing to be had
+    # without an option that saves memory
+    assert compile_lowered(Lowered(1000), {"other": True}, free=100) == 1000
 
 
-def test_garbage_is_collected_again_after_tracing():
+def test_garbage_collection_is_restored_after_tracing():
     learner = make_learner(small_config())
     like = abstract_state(learner.setup)
     lower_chunk(learner, like, 1)

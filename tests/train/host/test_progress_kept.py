@@ -1,4 +1,4 @@
-"""No command on an existing run writes less progress than the run has."""
+"""No command on an existing run reduces its progress."""
 
 import dataclasses
 import shutil
@@ -33,7 +33,7 @@ def contents(folder):
         {"total_env_steps": 3 * 128, "stop_at": {"episode_length": 1_000}},
     ],
 )
-def test_resume_below_progress_is_a_no_op(changes, run, capsys):
+def test_resuming_below_the_progress_changes_nothing(changes, run, capsys):
     shorter, before, state = small_config(**changes), contents(run), load_run(run)[1]
     trainer = Trainer(
         shorter, run, resume=True, callbacks=[lambda *_: pytest.fail("an update is reported")]
@@ -52,8 +52,8 @@ def test_resume_below_progress_is_a_no_op(changes, run, capsys):
     assert int(load_run(run)[1].num_updates) == 8
 
 
-def test_resume_below_progress_keeps_rows_after_the_newest_checkpoint(run):
-    """A run that was killed on its way to more env steps has rows that no checkpoint covers yet."""
+def test_resuming_below_the_progress_keeps_rows_after_the_newest_checkpoint(run):
+    """A run killed during an extension has rows without a checkpoint."""
     Trainer(small_config(total_env_steps=9 * 128), run, resume=True, quiet=True).train()
     shutil.rmtree(run / "checkpoints" / "9")
     shutil.rmtree(run / "checkpoints" / "8")
@@ -66,13 +66,13 @@ def test_resume_below_progress_keeps_rows_after_the_newest_checkpoint(run):
     assert load_run_config(run).total_env_steps == 9 * 128
 
 
-def test_a_trainer_that_does_not_train_changes_nothing(run):
+def test_creating_a_trainer_changes_nothing(run):
     before = contents(run)
     Trainer(small_config(total_env_steps=10**6), run, resume=True, quiet=True)
     assert contents(run) == before
 
 
-def test_a_finished_run_is_not_written(run):
+def test_resuming_a_finished_run_changes_nothing(run):
     before = contents(run)
     for steps in (6 * 128, 6 * 128 - 1):
         Trainer(
@@ -81,7 +81,7 @@ def test_a_finished_run_is_not_written(run):
     assert contents(run) == before
 
 
-def test_a_checkpoint_that_would_not_be_kept_is_an_error(run):
+def test_saving_a_checkpoint_older_than_the_newest_raises(run):
     _, state = load_run(run)
     with open_checkpoints(run / "checkpoints", 2) as checkpoints:
         with pytest.raises(
@@ -89,11 +89,11 @@ def test_a_checkpoint_that_would_not_be_kept_is_an_error(run):
             match=r"cannot save a checkpoint of 3 updates: a newer one exists, of 6 updates",
         ):
             save(checkpoints, 3, state, {"metrics_size": 0})
-        save(checkpoints, 6, state, {"metrics_size": 0})  # is there already
+        save(checkpoints, 6, state, {"metrics_size": 0})  # exists already
     assert (run / "checkpoints" / "6").exists()
 
 
-def test_a_checkpoint_that_holds_an_older_state_is_damaged(run, capsys):
+def test_checkpoint_with_an_older_state_is_damaged(run, capsys):
     """wdjax 0.2.0 wrote such checkpoints when it resumed a run below its progress."""
     _, state = load_run(run)
     with open_checkpoints(run / "checkpoints", 2) as checkpoints:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at awkward moments: the run is saved, and goes on as if nothing had been."""
+"""Ctrl-C and SIGTERM at critical moments: the run is saved and resumes exactly."""
 
 import os
 import signal
@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "no_pic
 
 
 def signal_before(function, number, call=1):
-    """Returns a function that does the same, but in its n-th call the process gets a signal
-    first."""
+    """Return the function, with a signal to this process before its n-th call."""
     calls = []
 
     def wrapped(*arguments, **named):
@@ -30,13 +29,13 @@ def signal_before(function, number, call=1):
     return wrapped
 
 
-def goes_on_to(whole, folder):
+def check_resumed(whole, folder):
     Trainer(small_config(), folder, resume=True, quiet=True).train()
     assert_same_run(whole, folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monkeypatch):
+def test_signal_during_compilation_runs_no_update(number, whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(chunks, "lower_chunk", signal_before(chunks.lower_chunk, number))
         trainer = Trainer(small_config(), tmp_path / "run", quiet=True)
@@ -44,10 +43,10 @@ def test_while_it_compiles_nothing_more_is_run(number, whole_run, tmp_path, monk
     assert trainer.stopped
     assert int(load_run(tmp_path / "run")[1].num_updates) == 0
     assert read_metrics(tmp_path / "run" / "metrics.jsonl") == []
-    goes_on_to(whole_run, tmp_path / "run")
+    check_resumed(whole_run, tmp_path / "run")
 
 
-def test_while_it_evaluates_the_evaluation_counts(whole_run, tmp_path, monkeypatch):
+def test_signal_during_evaluation_keeps_the_evaluation(whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         begin = signal_before(trainer_module.begin_evaluation, signal.SIGTERM, call=3)
         patch.setattr(trainer_module, "begin_evaluation", begin)
@@ -59,16 +58,17 @@ def test_while_it_evaluates_the_evaluation_counts(whole_run, tmp_path, monkeypat
         read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["eval/agent/episode_return"]
         is not None
     )
-    goes_on_to(whole_run, tmp_path / "run")
+    check_resumed(whole_run, tmp_path / "run")
 
 
-def test_a_second_ctrl_c_ends_it_at_once_and_the_last_checkpoint_is_whole(whole_run, tmp_path):
+def test_second_ctrl_c_ends_immediately_and_keeps_the_last_checkpoint(whole_run, tmp_path):
     survived = []
 
     def interrupt_twice(trainer, row):
         if row["updates"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may say it twice: that is no Ctrl-C
+            # a scheduler may send it twice, which is not a second Ctrl-C
+            os.kill(os.getpid(), signal.SIGTERM)
             survived.append(row)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -79,10 +79,10 @@ def test_a_second_ctrl_c_ends_it_at_once_and_the_last_checkpoint_is_whole(whole_
     assert signal.getsignal(signal.SIGINT) is before
     assert int(load_run(tmp_path / "run")[1].num_updates) == 2
     assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 3
-    goes_on_to(whole_run, tmp_path / "run")
+    check_resumed(whole_run, tmp_path / "run")
 
 
-def test_while_the_last_checkpoint_is_saved_it_is_waited_for(whole_run, tmp_path, monkeypatch):
+def test_signal_during_the_last_save_waits_for_it(whole_run, tmp_path, monkeypatch):
     close = signal_before(ocp.CheckpointManager.close, signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(ocp.CheckpointManager, "close", close)
@@ -90,7 +90,7 @@ def test_while_the_last_checkpoint_is_saved_it_is_waited_for(whole_run, tmp_path
     assert_same_run(whole_run, tmp_path / "run")
 
 
-def test_a_console_that_cannot_print_now_stops_nothing():
+def test_failing_console_does_not_prevent_stopping():
     class Busy:
         def print(self, words):
             raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
@@ -100,8 +100,8 @@ def test_a_console_that_cannot_print_now_stops_nothing():
         assert stop.is_set()
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch):
-    """As nohup starts a command."""
+def test_ignored_hangup_stays_ignored(monkeypatch):
+    """nohup starts commands like this."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_signals(Console(quiet=True)) as stop:

@@ -1,4 +1,4 @@
-"""The host's side of a run: files, resuming, signals."""
+"""The host side of a run: files, resuming, signals."""
 
 import dataclasses
 import json
@@ -30,11 +30,11 @@ def whole_run(tmp_path_factory):
 
 @pytest.fixture
 def no_pictures(whole_run, monkeypatch):
-    """For runs after the first one: pictures take long."""
+    """Skip drawing, which is slow, in runs after the first one."""
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
 
 
-def test_files_of_a_run(whole_run):
+def test_run_folder_contains_the_documented_files(whole_run):
     folder, trainer, rows = whole_run
     assert {path.name for path in folder.iterdir()} == {
         "config.yaml",
@@ -46,13 +46,13 @@ def test_files_of_a_run(whole_run):
     }
     assert not trainer.stopped
     assert read_metrics(folder / "metrics.jsonl") == rows
-    # the newest two of 2, 4, 6
+    # the two newest of 2, 4, 6
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "6"]
     assert load_run_config(folder) == dataclasses.replace(trainer.config)
     assert list(load_run_config(folder).policies) == list(trainer.config.policies)
 
 
-def test_metrics_have_the_same_fields_in_every_row(whole_run):
+def test_metrics_rows_have_equal_fields(whole_run):
     lines = (whole_run[0] / "metrics.jsonl").read_text().splitlines()
     rows = [
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -72,19 +72,18 @@ def test_metrics_have_the_same_fields_in_every_row(whole_run):
     assert evaluated == [False, True] * 3
 
 
-def test_best_checkpoint_has_the_best_evaluation(whole_run):
+def test_best_checkpoint_has_the_highest_evaluation(whole_run):
     folder, _, rows = whole_run
     scores = {row["updates"]: row["eval/agent/episode_return"] for row in rows}
     best = int(load_run(folder, best=True)[1].num_updates)
     assert scores[best] == max(score for score in scores.values() if score is not None)
 
 
-def test_resuming_equals_never_having_stopped(whole_run, no_pictures, tmp_path):
-    """Also from an earlier checkpoint than the last line of metrics.jsonl: no line is lost,
-    none is there twice."""
+def test_resumed_run_equals_an_uninterrupted_one(whole_run, no_pictures, tmp_path):
+    """Also from a checkpoint before the last line, without lost or repeated lines."""
     half = small_config(total_env_steps=5 * 128, checkpoint_every=2, keep_checkpoints=3)
     Trainer(half, tmp_path / "run", quiet=True).train()
-    for name in ("5",):  # as if the process had been killed after chunk 5, before its checkpoint
+    for name in ("5",):  # as if killed after chunk 5, before its checkpoint
         (tmp_path / "run" / "checkpoints" / name).rename(tmp_path / name)
     assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 5
     Trainer(small_config(), tmp_path / "run", resume=True, quiet=True).train()
@@ -94,7 +93,9 @@ def test_resuming_equals_never_having_stopped(whole_run, no_pictures, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_run_that_is_done_compiles_nothing(whole_run, no_pictures, tmp_path, monkeypatch, capsys):
+def test_resuming_a_finished_run_compiles_nothing(
+    whole_run, no_pictures, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(trainers, "compile_chunk", lambda *_: pytest.fail("a program is compiled"))
     folder = shutil.copytree(whole_run[0], tmp_path / "run")
     Trainer(small_config(), folder, resume=True).train()
@@ -106,7 +107,7 @@ def test_a_run_that_is_done_compiles_nothing(whole_run, no_pictures, tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_the_run_goes_on(whole_run, no_pictures, tmp_path, number, capsys):
+def test_signal_saves_and_the_run_resumes(whole_run, no_pictures, tmp_path, number, capsys):
     def interrupt(trainer, row):
         if row["updates"] == 3:
             os.kill(os.getpid(), number)
@@ -117,7 +118,7 @@ def test_a_signal_saves_and_the_run_goes_on(whole_run, no_pictures, tmp_path, nu
     assert trainer.stopped
     assert signal.getsignal(number) is before
     words = " ".join(capsys.readouterr().out.split())
-    # the device was at the next chunk already
+    # the device was already one chunk ahead
     assert "Stopped and saved after 512 of 768 env steps" in words
     assert "--resume" in words
     assert int(load_run(tmp_path / "run")[1].num_updates) == 4
@@ -127,7 +128,7 @@ def test_a_signal_saves_and_the_run_goes_on(whole_run, no_pictures, tmp_path, nu
     assert_same_run(whole_run[0], tmp_path / "run")
 
 
-def test_evaluation_changes_no_training_number(whole_run, no_pictures, tmp_path):
+def test_evaluation_does_not_change_training(whole_run, no_pictures, tmp_path):
     Trainer(small_config(best_metric="none"), tmp_path / "run", quiet=True).train()
     states = [numbers(load_run(folder)[1]) for folder in (whole_run[0], tmp_path / "run")]
     for a, b in zip(*states, strict=True):
@@ -135,9 +136,8 @@ def test_evaluation_changes_no_training_number(whole_run, no_pictures, tmp_path)
     assert not (tmp_path / "run" / "best").exists()
 
 
-def test_evaluate_every(whole_run, no_pictures, tmp_path):
-    """So many chunks apart, whatever checkpoints do, and nothing that is trained on changes:
-    bit for bit."""
+def test_evaluate_every_counts_chunks(whole_run, no_pictures, tmp_path):
+    """Evaluation does not depend on checkpoints, and training is unchanged bit for bit."""
     folder = tmp_path / "run"
     Trainer(
         small_config(best_metric="none", evaluate_every=4, eval_episodes=3, eval_greedy=False),
@@ -147,7 +147,7 @@ def test_evaluate_every(whole_run, no_pictures, tmp_path):
     evaluated = {
         row["updates"]: row for row in rows if row["eval/agent/episode_return"] is not None
     }
-    assert list(evaluated) == [4, 6]  # the last one always
+    assert list(evaluated) == [4, 6]  # the last one is always evaluated
     for row in evaluated.values():
         assert row["eval/agent/episode_return"] == row["eval/episode_length"]
         assert row["eval/agent/episode_return_standard_error"] > 0
@@ -164,7 +164,7 @@ def test_evaluate_every(whole_run, no_pictures, tmp_path):
     assert not (folder / "best").exists()
 
 
-def test_a_folder_with_a_run_is_not_overwritten(whole_run):
+def test_folder_with_a_run_is_not_overwritten(whole_run):
     folder = whole_run[0]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(FileExistsError, match="resume"):
@@ -174,7 +174,7 @@ def test_a_folder_with_a_run_is_not_overwritten(whole_run):
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_no_run_no_checkpoint(tmp_path):
+def test_load_run_without_run_or_checkpoint_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match="contains no run"):
         load_run(tmp_path)
     Trainer(small_config(best_metric="none"), tmp_path / "run")
@@ -182,7 +182,7 @@ def test_no_run_no_checkpoint(tmp_path):
         load_run(tmp_path / "run")
 
 
-def test_a_checkpoint_of_another_shape_is_refused_in_words(whole_run, tmp_path):
+def test_checkpoint_of_another_network_size_raises(whole_run, tmp_path):
     folder = tmp_path / "run"
     Trainer(small_config(**{"policies.agent.network.hidden_sizes": [4]}), folder, quiet=True)
     (whole_run[0] / "checkpoints").rename(folder / "checkpoints")

@@ -1,4 +1,4 @@
-"""Distributions of actions: numbers by hand, and frequencies of many samples."""
+"""Action distributions: numbers by hand, and frequencies of samples."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 DISCRETE = Categorical((3,), scalar=True)
 MULTI = Categorical((2, 3), scalar=False)
 PLANE = Gaussian(2, (2,))
-# Probabilities 1/2, 1/4, 1/4 for three, 3/4 and 1/4 for two: any shift of the logits is the same.
+# Probabilities (1/2, 1/4, 1/4) and (1/4, 3/4). A shift of the logits has no effect.
 THREE = np.log([0.5, 0.25, 0.25]).astype(np.float32) + 5
 TWO = np.log([0.25, 0.75]).astype(np.float32) - 3
 BOTH = jnp.concatenate([TWO, THREE])
@@ -29,7 +29,7 @@ def samples(distribution, outputs, num=20_000):
 
 
 def assert_frequency(count_of_20_000, probability):
-    """Within 4.5 standard deviations."""
+    """Compare within 4.5 standard deviations."""
     deviation = np.sqrt(20_000 * probability * (1 - probability))
     assert abs(count_of_20_000 - 20_000 * probability) <= 4.5 * deviation
 
@@ -52,9 +52,9 @@ def test_categorical_entropy_by_hand():
     np.testing.assert_allclose(MULTI.entropy(BOTH), two + three, rtol=1e-6)
 
 
-def test_categorical_mode():
+def test_categorical_mode_is_the_lowest_most_likely_action():
     assert DISCRETE.mode(jnp.array(THREE)) == 0
-    assert DISCRETE.mode(jnp.array([0.0, 1.0, 1.0])) == 1  # the lowest of several
+    assert DISCRETE.mode(jnp.array([0.0, 1.0, 1.0])) == 1  # the lowest on ties
     np.testing.assert_array_equal(MULTI.mode(BOTH), [1, 0])
 
 
@@ -67,7 +67,7 @@ def test_categorical_sample_frequencies():
 def test_multi_discrete_sample_frequencies():
     drawn = samples(MULTI, tuple(BOTH.tolist()))
     for first, p in enumerate([0.25, 0.75]):
-        # of both at once: the components are independent
+        # jointly, since the components are independent
         for second, q in enumerate([0.5, 0.25, 0.25]):
             assert_frequency(np.sum((drawn[:, 0] == first) & (drawn[:, 1] == second)), p * q)
 
@@ -90,7 +90,7 @@ def test_categorical_shapes_and_dtypes():
     )
 
 
-def test_mask_forbids_and_shares_the_rest():
+def test_masked_actions_have_probability_0():
     allowed = jnp.array([1, 0, 0, 1, 1])
     outputs = MULTI.mask(BOTH, allowed)
     drawn = samples(MULTI, tuple(outputs.tolist()))
@@ -104,7 +104,7 @@ def test_mask_forbids_and_shares_the_rest():
     np.testing.assert_allclose(gradient, 0, atol=1e-6)  # and never NaN
 
 
-def test_mask_that_allows_nothing_stays_finite():
+def test_mask_without_legal_actions_is_finite():
     outputs = DISCRETE.mask(jnp.array(THREE), jnp.zeros(3))
     np.testing.assert_allclose(DISCRETE.log_prob(outputs, jnp.int32(1)), -np.log(3), rtol=1e-6)
     np.testing.assert_allclose(DISCRETE.entropy(outputs), np.log(3), rtol=1e-6)
@@ -131,7 +131,7 @@ def test_gaussian_mode_is_the_mean():
     np.testing.assert_array_equal(PLANE.mode(jnp.array([1.0, -1.0, 3.0, 3.0])), [1, -1])
 
 
-def test_gaussian_samples():
+def test_gaussian_samples_have_mean_and_deviation():
     drawn = samples(PLANE, (1.0, -1.0, float(np.log(2.0)), 0.0)).astype(np.float64)
     for i, (mean, deviation) in enumerate([(1, 2), (-1, 1)]):
         assert abs(drawn[:, i].mean() - mean) < 4.5 * deviation / np.sqrt(20_000)
@@ -160,7 +160,8 @@ def test_gaussian_of_a_scalar_box():
 
 # --- SquashedGaussian ---
 
-BAND = make_distribution(Box(-0.1, 0.3), "squashed_gaussian")  # lopsided, and 0.3 is no float32
+# asymmetric, and 0.3 is not a float32
+BAND = make_distribution(Box(-0.1, 0.3), "squashed_gaussian")
 BOTH_SIDES = make_distribution(
     Box(np.array([-1.0, 2.0]), np.array([1.0, 8.0]), (2,)), "squashed_gaussian"
 )
@@ -168,7 +169,7 @@ SHAPES = [(0.0, 0.0), (0.7, -1.0), (-0.8, 0.2)]  # mean and log deviation of u
 
 
 def density_of(mean, log_std, num=100_001):
-    """Returns (actions inside BAND, exp of our log_prob there)."""
+    """Return (actions inside BAND, exp of their log_prob)."""
     actions = np.linspace(-0.1, 0.3, num + 2)[1:-1].astype(np.float32)
     outputs = jnp.broadcast_to(jnp.array([mean, log_std]), (num, 2))
     free = np.arctanh((actions.astype(np.float64) - 0.1) / 0.2).astype(np.float32)
@@ -182,7 +183,7 @@ def test_squashed_density_integrates_to_1_and_to_the_distribution_function(mean,
     actions, density = density_of(mean, log_std)
     mass = np.cumsum(density) * (0.4 / (len(actions) + 1))
     np.testing.assert_allclose(mass[-1], 1, atol=2e-3)
-    for u in (-1.0, 0.0, 1.2):  # P(a < squash(u)) is that of the normal one below u
+    for u in (-1.0, 0.0, 1.2):  # P(a < squash(u)) equals the normal probability below u
         below = 0.5 * (1 + math.erf((u - mean) / np.exp(log_std) / np.sqrt(2)))
         place = np.searchsorted(actions, 0.1 + 0.2 * np.tanh(u))
         np.testing.assert_allclose(mass[place], below, atol=2e-3)
@@ -227,7 +228,7 @@ def test_squashed_entropy_of_two_components_is_their_sum():
     np.testing.assert_allclose(BOTH_SIDES.entropy(outputs), expected, rtol=1e-5)
 
 
-def test_squashed_samples_stay_inside_and_follow_the_density():
+def test_squashed_samples_are_in_bounds_and_follow_the_density():
     for mean, log_std in [*SHAPES, (30.0, 2.0), (-30.0, 2.0)]:
         drawn = BAND.to_space(samples(BAND, (mean, log_std)))
         assert np.all((drawn >= np.float32(-0.1)) & (drawn <= np.float32(0.3)))
@@ -251,7 +252,7 @@ def test_squashed_log_prob_and_gradient_are_finite_at_the_edges(action):
         assert jnp.all(jnp.isfinite(jax.grad(BAND.entropy)(jnp.array(outputs))))
 
 
-def test_squashed_gradient_is_that_of_the_density():
+def test_squashed_gradient_by_hand():
     outputs, action = np.array([0.3, -0.4]), 0.36
     z = (action - 0.3) / np.exp(-0.4)
     gradient = jax.grad(BAND.log_prob)(jnp.array(outputs), jnp.float32(action))
@@ -273,7 +274,7 @@ def test_squashed_keeps_the_shape_of_the_box():
 @pytest.mark.parametrize(
     ("box", "mean"), [(Box(10_000.0, 10_001.0), 0.3), (Box(-1.0, 1.0), 8.0), (Box(-1.0, 1.0), -8)]
 )
-def test_squashed_density_and_score_are_exact_where_the_action_rounds_u_away(box, mean):
+def test_squashed_density_and_score_are_exact_for_saturated_actions(box, mean):
     distribution, outputs = make_distribution(box, "squashed_gaussian"), jnp.array([mean, -0.5])
     drawn = np.asarray(samples(distribution, (mean, -0.5)), np.float64)
     log_prob, score = jax.jit(jax.vmap(jax.value_and_grad(distribution.log_prob), (None, 0)))(
@@ -297,32 +298,31 @@ def test_squashed_density_and_score_are_exact_where_the_action_rounds_u_away(box
 @pytest.mark.parametrize(
     "box", [Box(), Box(0.0), Box(1.0, 1.0), Box(np.array([0.0, -np.inf]), np.ones(2), (2,))]
 )
-def test_squashed_needs_a_bounded_box(box):
+def test_squashed_requires_a_bounded_box(box):
     with pytest.raises(ValueError, match="requires finite bounds"):
         make_distribution(box, "squashed_gaussian")
 
 
-# --- which space has which ---
+# --- spaces ---
 
 
-def test_distribution_of_a_space():
+def test_make_distribution_depends_on_the_space():
     assert make_distribution(Discrete(3)) == DISCRETE
     assert make_distribution(MultiDiscrete((2, 3))) == MULTI
     assert make_distribution(Box(-1.0, 1.0, (2,))) == PLANE
 
 
-def test_dict_of_actions_is_refused():
+def test_dict_of_actions_raises():
     with pytest.raises(TypeError, match="Discrete, MultiDiscrete or Box"):
         make_distribution(Dict({"a": Discrete(2)}))
 
 
-# --- many choices, some of them forbidden ---
+# --- many choices with a mask ---
 
 
 @pytest.mark.parametrize("num_choices", [65, 300, 441, 1_000])
-def test_no_number_chooses_what_is_forbidden(num_choices):
-    """The numbers at which the sums change, and their neighbours: sums that are added up in
-    parts fall there, or rise where nothing was added."""
+def test_no_random_number_selects_a_masked_choice(num_choices):
+    """Try the cumulative sums and their neighbors, where sums in parts may round incorrectly."""
     rng = np.random.default_rng(num_choices)
     distribution = make_distribution(Discrete(num_choices))
     allowed = rng.random(num_choices) < 0.3
@@ -344,9 +344,8 @@ def test_no_number_chooses_what_is_forbidden(num_choices):
 
 
 @pytest.mark.parametrize("num_choices", [3, 65])
-def test_what_is_not_a_number_still_chooses_a_choice(num_choices):
-    """The update ends in words, where bad numbers are looked for: until then an index must not
-    leave the choices."""
+def test_nan_logits_select_a_valid_index(num_choices):
+    """Non-finite numbers are reported after the update. Until then indices must be valid."""
     distribution = make_distribution(Discrete(num_choices))
     for outputs in (jnp.full(num_choices, jnp.nan), jnp.zeros(num_choices).at[1].set(jnp.nan)):
         assert 0 <= distribution.choose(jnp.array([0.9]), outputs) < num_choices

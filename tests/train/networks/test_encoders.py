@@ -1,5 +1,4 @@
-"""Encoders: sets of neighbours whose order means nothing, networks of one's own, and what is
-refused."""
+"""Encoders: permutation-invariant sets of neighbors, custom networks, and errors."""
 
 import dataclasses
 import re
@@ -42,17 +41,16 @@ SETS = {
 }
 
 
-def test_waves_by_hand():
+def test_fourier_features_by_hand():
     encoder = Fourier(Box(0.0, 1.0, (2,)), frequencies=2, rngs=nnx.Rngs(0))
     features = encoder(jnp.array([[0.25, 0.5], [1.25, 0.5]]))
     assert features.shape == (2, encoder.num_features) == (2, 10)
-    waves = [1, 0, 0, -1, 0, 0, -1, 1]  # of each number sin at 1 and 2, cos at 1 and 2
+    waves = [1, 0, 0, -1, 0, 0, -1, 1]  # sin at 1 and 2, cos at 1 and 2, for each number
     np.testing.assert_allclose(features, [[0.25, 0.5, *waves], [1.25, 0.5, *waves]], atol=1e-6)
 
 
 def tag_observation(others, present, time):
-    """Lays others [k, 6] and present [k] out as tag_continuous does: feature by feature, the
-    last who is active."""
+    """Return others [k, 6] and present [k] in the layout of tag_continuous."""
     return np.concatenate([np.asarray(others, np.float32).T.ravel(), present, [time]]).astype(
         np.float32
     )
@@ -62,15 +60,15 @@ def drawn(seed=0):
     return np.random.default_rng(seed).normal(size=(NEIGHBOURS, 6)), np.array([1, 1, 0, 1, 1]), 0.25
 
 
-def test_an_observation_of_tag_in_its_parts():
+def test_split_observation_of_tag():
     others, present, own = split_observation(jnp.asarray(tag_observation(*drawn())))
     np.testing.assert_allclose(others[:, :6], drawn()[0], rtol=1e-6)
     np.testing.assert_array_equal(present, [True, True, False, True, True])
     np.testing.assert_array_equal(own, [0.25])
 
 
-def test_padding_of_tag_itself_is_absent():
-    """Two agents see at most one other: the rest of the four rows is padding."""
+def test_padding_of_tag_is_absent():
+    """Two agents observe at most one other. The rest of the four rows is padding."""
     sizes = {
         "num_taggers": 1,
         "num_runners": 5,
@@ -85,8 +83,8 @@ def test_padding_of_tag_itself_is_absent():
     assert present.sum() == 1
 
 
-def test_tag_tells_own_motion_from_the_others():
-    """The middle, heading, speed and time of one's own stand behind the features of two others."""
+def test_own_motion_of_tag_is_separate_from_others():
+    """Center, heading, speed and time follow the features of two others."""
     options = {"observe_own_motion": True, "egocentric": True}
     env, params = wdjax.make("tag_continuous", num_taggers=1, num_runners=2, **options)
     assert env.observation_space(params)["runner"].shape == (2, 7 * 2 + 6)
@@ -98,7 +96,7 @@ def test_tag_tells_own_motion_from_the_others():
 
 @pytest.fixture(scope="module", params=SETS)
 def encoder(request):
-    """Returns (an encoder with random biases too, its jitted call)."""
+    """Return (encoder with random parameters including biases, its jitted call)."""
     cls, options = SETS[request.param]
     module = cls(SPACE, **options, **SPLIT, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(module)
@@ -110,7 +108,7 @@ def encoder(request):
     return module, jax.jit(lambda obs: nnx.merge(graphdef, params)(obs))
 
 
-def test_the_order_of_neighbours_means_nothing(encoder):
+def test_features_do_not_depend_on_the_order_of_neighbors(encoder):
     others, present, time = drawn()
     before = encoder[1](tag_observation(others, present, time))
     assert before.shape == (encoder[0].num_features,) == (9,)
@@ -119,11 +117,11 @@ def test_the_order_of_neighbours_means_nothing(encoder):
         after = encoder[1](tag_observation(others[order], present[order], time))
         np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
     mixed = others.copy()
-    mixed[:, 0] = mixed[::-1, 0]  # features of one neighbour with those of another are another set
+    mixed[:, 0] = mixed[::-1, 0]  # exchanging features between neighbors changes the set
     assert np.abs(encoder[1](tag_observation(mixed, present, time)) - before).max() > 1e-3
 
 
-def test_the_absent_have_no_influence(encoder):
+def test_absent_neighbors_have_no_influence(encoder):
     others, present, time = drawn()
     before = encoder[1](tag_observation(others, present, time))
     for garbage in (0.0, 100.0, -7.0):
@@ -133,7 +131,7 @@ def test_the_absent_have_no_influence(encoder):
     assert np.abs(encoder[1](tag_observation(others, present, time)) - before).max() > 1e-3
 
 
-def test_what_is_split_off_for_the_absent_is_zeros():
+def test_features_of_absent_neighbors_are_zeros():
     others, present, own = SetParts(SPACE, split_observation)(
         jnp.asarray(tag_observation(*drawn()))
     )
@@ -142,18 +140,18 @@ def test_what_is_split_off_for_the_absent_is_zeros():
     assert (others.shape, present.shape, own.shape) == ((5, 7), (5,), (1,))
 
 
-def test_where_nobody_is_there_is_only_what_is_ones_own(encoder):
+def test_features_without_neighbors_are_zeros_and_own_features(encoder):
     others, _, time = drawn()
     features = encoder[1](tag_observation(others, np.zeros(NEIGHBOURS), time))
     np.testing.assert_array_equal(features, [0] * 8 + [0.25])
 
 
-def test_gradients_are_finite_where_nobody_is(encoder):
+def test_gradients_without_neighbors_are_finite(encoder):
     obs = jnp.zeros((2, SPACE.shape[0]))
     assert np.isfinite(jax.jit(jax.grad(lambda obs: encoder[1](obs).sum()))(obs)).all()
 
 
-def test_leading_axes(encoder):
+def test_encoders_accept_leading_axes(encoder):
     obs = np.stack([tag_observation(*drawn(seed)) for seed in range(6)])
     one_by_one = np.stack([encoder[1](row) for row in obs])
     np.testing.assert_allclose(
@@ -198,7 +196,7 @@ def test_attention_against_numpy():
     )
 
 
-def test_the_type_of_an_agent_is_ones_own():
+def test_agent_type_is_an_own_feature():
     space = Dict({"obs": SPACE, "agent_type": Discrete(3)})
     module = DeepSets(space, width=4, **SPLIT, rngs=nnx.Rngs(0))
     assert module.num_features == 4 + 1 + 3
@@ -206,11 +204,11 @@ def test_the_type_of_an_agent_is_ones_own():
     np.testing.assert_array_equal(module(obs)[4:], [0.25, 0, 0, 1])
 
 
-# --- a network of one's own ---
+# --- custom encoders ---
 
 
 class Doubled(nnx.Module):
-    """Keeps to the contract."""
+    """A correct custom encoder."""
 
     def __init__(self, observation_space, width=3, *, rngs):
         self.layer = nnx.Linear(observation_space.shape[-1], width, rngs=rngs)
@@ -225,11 +223,11 @@ def names(monkeypatch):
     monkeypatch.setattr(encoders, "ENCODERS", ENCODERS.copy())
 
 
-def test_own_network_is_found_by_name_and_by_path(names):
+def test_custom_encoders_are_found_by_name_and_path(names):
     register_encoder("doubled", Doubled)
     assert encoder_class("doubled") is Doubled
     assert encoder_class(f"{__name__}:Doubled") is Doubled
-    # as in a notebook's cell run twice
+    # as if a notebook cell runs twice
     again = type("Doubled", (Doubled,), {"__qualname__": "Doubled"})
     register_encoder("doubled", again)
     assert encoder_class("doubled") is again
@@ -247,7 +245,7 @@ def test_own_network_is_found_by_name_and_by_path(names):
         register_encoder("plain", dict)
 
 
-def test_own_network_acts_and_learns(names):
+def test_custom_encoder_acts_and_learns(names):
     register_encoder("doubled", Doubled)
     network = dataclasses.replace(
         NETWORK, hidden_sizes=(), encoder="doubled", encoder_options={"width": 4}
@@ -289,13 +287,13 @@ def test_own_network_acts_and_learns(names):
         ("flat", {"observation_space": 8}, r"'observation_space': known names: none"),
     ],
 )
-def test_unknown_names_are_refused(encoder, options, words):
+def test_unknown_encoders_and_options_raise(encoder, options, words):
     with pytest.raises((ValueError, TypeError), match=words):
         check_options("net", NetworkConfig(encoder=encoder, encoder_options=options))
 
 
 def broken(name):
-    """Returns an encoder that breaks the contract in one way."""
+    """Return an encoder that breaks one rule."""
 
     class Broken(Doubled):
         def __init__(self, observation_space, *, rngs):
@@ -338,7 +336,7 @@ def broken(name):
         ),
     ],
 )
-def test_who_breaks_the_contract_is_told(names, name, words):
+def test_broken_encoders_raise(names, name, words):
     register_encoder("broken", broken(name))
     with pytest.raises(TypeError, match=r"net\.encoder 'broken'.*" + words):
         check_encoder("net", NetworkConfig(encoder="broken"), Box(shape=(2,)))
@@ -365,20 +363,20 @@ def test_who_breaks_the_contract_is_told(names, name, words):
         ("attention", {"num_heads": 0}, r"num_heads = 0: must be at least 1"),
     ],
 )
-def test_wrong_options_of_sets_are_refused(encoder, options, words):
+def test_wrong_options_of_set_encoders_raise(encoder, options, words):
     with pytest.raises(TypeError, match=re.escape(f"net.encoder {encoder!r}") + ".*" + words):
         check_encoder("net", NetworkConfig(encoder=encoder, encoder_options=SPLIT | options), SPACE)
 
 
-def test_a_set_is_refused_where_the_observation_is_none():
+def test_set_encoders_reject_observations_of_other_sizes():
     with pytest.raises(
         TypeError, match=r"length of an observation = 2: must be 7 per other agent plus 1"
     ):
         check_encoder("net", NetworkConfig(encoder="deep_sets"), Box(shape=(2,)), split_observation)
 
 
-def test_sets_must_see_raw_numbers():
-    """Shifted by a mean, the zeros that tell who is absent would be none."""
+def test_set_encoders_reject_normalized_observations():
+    """Zeros, which mark absent neighbors, would be shifted."""
     policy = PolicyConfig(network=NetworkConfig(encoder="attention"), normalize_observation=True)
     with pytest.raises(
         ValueError,

@@ -1,4 +1,4 @@
-"""The orthogonal initializer: flax's numbers, and never a batch of decompositions."""
+"""The orthogonal initializer: the numbers of flax, without batched decompositions."""
 
 import functools
 
@@ -13,7 +13,7 @@ from wdjax.train.networks.linear import orthogonal
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (1, 3)])
-def test_numbers_are_those_of_flax(shape):
+def test_orthogonal_agrees_with_flax(shape):
     keys = jax.random.split(jax.random.key(0), 3)
     alone = [nnx.initializers.orthogonal(2.0)(key, shape, jnp.float32) for key in keys]
     np.testing.assert_array_equal([orthogonal(2.0)(key, shape) for key in keys], alone)
@@ -23,8 +23,7 @@ def test_numbers_are_those_of_flax(shape):
 
 
 def decomposed(jaxpr):
-    """Returns the number of axes of every matrix that a program decomposes, those of its inner
-    programs too."""
+    """Return the number of axes of every decomposed matrix in a program, recursively."""
     found = [
         equation.invars[0].aval.ndim
         for equation in jaxpr.eqns
@@ -39,7 +38,7 @@ def decomposed(jaxpr):
 
 @pytest.mark.parametrize("encoder", ["flat", "deep_sets"])
 def test_population_decomposes_one_matrix_at_a_time(encoder):
-    """In batches they hang on a CPU with two cores (jaxlib 0.10.2)."""
+    """Batched decompositions hang on a CPU with two cores (jaxlib 0.10.2)."""
     network = NetworkConfig(hidden_sizes=(4, 4), recurrent_size=3, encoder=encoder)
     policies = {name: PolicyConfig(network=network) for name in ("tagger", "runner")}
     env_params = {

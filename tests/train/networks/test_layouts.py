@@ -1,5 +1,4 @@
-"""Who is whom in an observation: the game says it, an option may say otherwise, and encoders of
-sets must know."""
+"""The layout of observations for set encoders, from the environment or from an option."""
 
 import dataclasses
 
@@ -22,7 +21,7 @@ TIME_IS_OTHER = f"{__name__}:time_is_other"
 
 
 class Told(Signal):
-    """Its signal is another agent, present where it is 1; the time is one's own."""
+    """Defines the signal as another agent, present if it is 1, and the time as own feature."""
 
     def split_observation(self, obs):
         return obs[..., :1, None], obs[..., :1] > 0, obs[..., 1:]
@@ -56,7 +55,7 @@ def assert_equal(one, other):
 @pytest.mark.parametrize(
     "encoder", [pytest.param(name, marks=pytest.mark.slow) for name in ("deep_sets", "attention")]
 )
-def test_the_games_word_is_the_option_that_nobody_gave(encoder):
+def test_layout_of_the_environment_is_the_default_option(encoder):
     told = learner_of(Told, encoder, width=16)
     named = learner_of(Signal, encoder, width=16, split=f"{__name__}:signal_is_other")
     first, same = (learner.init(KEY).policies["agent"].params for learner in (told, named))
@@ -69,27 +68,27 @@ def test_the_games_word_is_the_option_that_nobody_gave(encoder):
     assert np.any(kernels[0] != kernels[1])
 
 
-def test_what_a_policy_sees_is_what_the_game_says():
+def test_policies_use_the_layout_of_the_environment():
     learner = learner_of(Told, width=16)
     state, policy = learner.init(KEY).policies["agent"], learner.setup.policies["agent"]
     values = policy.apply(state, jnp.array([[-1.0, 0.5], [-7.0, 0.5], [1.0, 0.5]]))[1]
-    assert values[0] == values[1] != values[2]  # who is absent has no influence
+    assert values[0] == values[1] != values[2]  # absent agents have no influence
 
 
-def test_configurations_hold_no_function():
+def test_configurations_contain_no_function():
     learner = learner_of(Told)
     for policy in (learner.config.policies["agent"], learner.setup.policies["agent"].config):
         assert policy.network.encoder_options == {}
 
 
-def test_an_option_stands_before_the_games_word():
+def test_option_takes_precedence_over_the_environment():
     learner = learner_of(Told, split=TIME_IS_OTHER)
     state, policy = learner.init(KEY).policies["agent"], learner.setup.policies["agent"]
     values = policy.apply(state, jnp.array([[-1.0, 0.5], [-1.0, -0.5], [-1.0, -1.5]]))[1]
     assert values[0] != values[1] == values[2]
 
 
-def test_ddpg_sees_it_too():
+def test_ddpg_uses_the_layout_of_the_environment():
     params = (
         jax.eval_shape(learner_of(ToldBox, policy=tiny_ddpg(), width=4).init, KEY)
         .policies["agent"]
@@ -108,7 +107,7 @@ def test_a_set_needs_to_know_who_is_whom():
 
 
 def taking(**split):
-    """Returns an encoder with the parameter `split`: required, or with a default."""
+    """Return an encoder with the parameter `split`, required or with a default."""
 
     class Own(nnx.Module):
         if split:
@@ -131,8 +130,10 @@ def taking(**split):
     [(taking(), True, None), (taking(split=None), True, {}), (taking(split=0.5), False, {})],
     ids=["required", "None", "another meaning"],
 )
-def test_encoders_of_ones_own_ask_for_it(encoder, told, without, monkeypatch):
-    """A parameter `split` that has a default of its own means something else, perhaps."""
+def test_custom_encoders_receive_the_layout_if_split_has_no_own_default(
+    encoder, told, without, monkeypatch
+):
+    """A parameter `split` with another default may have another meaning."""
     monkeypatch.setattr("wdjax.train.networks.encoders.ENCODERS", {})
     register_encoder("own", encoder)
     config = dataclasses.replace(NETWORK, encoder="own")
@@ -147,9 +148,8 @@ def test_encoders_of_ones_own_ask_for_it(encoder, told, without, monkeypatch):
         learner_of(Signal, "own")
 
 
-def test_a_game_defined_anew_with_another_layout_is_another_program():
-    """As when a notebook's cell runs again: what one has learned must not be played by the
-    other's layout."""
+def test_redefined_environment_with_another_layout_uses_another_program():
+    """As if a notebook cell runs again with a changed layout."""
 
     class Other(Told):
         def split_observation(self, obs):
@@ -158,9 +158,9 @@ def test_a_game_defined_anew_with_another_layout_is_another_program():
     told, other = (learner_of(cls, width=1, depth=1) for cls in (Told, Other))
     state = told.init(KEY)
     params = jax.tree.map(jnp.zeros_like, state.policies["agent"].params)
-    # what is pooled is 1 where somebody is present
+    # the pooled feature is 1 if an agent is present
     params["trunk"]["encoder"]["phi"]["layer_0"]["bias"] = jnp.ones(1)
-    # then the second action, else the first
+    # then the second action, otherwise the first
     params["policy_head"]["kernel"] = jnp.array([[0.0, 20.0], [0.0, 0.0]])
     params["policy_head"]["bias"] = jnp.array([10.0, 0.0])
     state = state.replace(policies={"agent": state.policies["agent"].replace(params=params)})

@@ -1,4 +1,4 @@
-"""Networks: what they see of an observation, and which parameters feel which loss."""
+"""Networks: encoding of observations, and which parameters each loss depends on."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ FILLED = {
     "c": jnp.array([1, 0]),
     "inner": {"x": jnp.array(7.0)},
 }
-# in the order of the space; one-hot where discrete; no mask
+# in the order of the space, discrete entries one-hot, without mask
 ROW = [1, 2, 3, 4, 0, 0, 1, 0, 1, 1, 0, 0, 7]
 
 
@@ -45,7 +45,7 @@ def test_encode_keeps_leading_axes():
     )
 
 
-def test_encode_turns_integers_to_floats():
+def test_encode_converts_integers_to_floats():
     assert encode(Box(0, 9, (2,), jnp.int32), jnp.array([1, 2])).dtype == jnp.float32
 
 
@@ -56,7 +56,7 @@ def test_encoded_size_of_each_kind(space):
     assert encoded_size(space) == 4
 
 
-def test_mask_is_split_off():
+def test_split_mask_separates_the_mask():
     seen, mask = split_mask({"x": 1, "action_mask": 2})
     assert seen == {"x": 1}
     assert mask == 2
@@ -79,45 +79,44 @@ def make(distribution=CHOICES, **changes):
 
 
 def moved_by(part, apply, params):
-    """Returns the names of the parameters that the sum of the outputs (0) or the value (1)
-    depends on."""
+    """Return the parameters that the sum of the outputs (0) or the value (1) depends on."""
     obs = jnp.linspace(-1, 1, 4)
     gradient = jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(apply(params, obs)[part]))))(params)
     return {path[0] for path, leaf in nnx.to_flat_state(gradient) if np.any(np.asarray(leaf[...]))}
 
 
-def test_shared_trunk_feels_both_losses():
+def test_shared_trunk_receives_both_gradients():
     apply, params = make(hidden_sizes=(8,))
     assert moved_by(0, apply, params) == {"trunk", "policy_head"}
     assert moved_by(1, apply, params) == {"trunk", "value_head"}
 
 
-def test_separate_trunks_feel_one_loss_each():
+def test_separate_trunks_receive_one_gradient_each():
     apply, params = make(hidden_sizes=(8,), shared_trunk=False)
     assert moved_by(0, apply, params) == {"trunk", "policy_head"}
     assert moved_by(1, apply, params) == {"value_trunk", "value_head"}
 
 
-def test_shapes():
+def test_outputs_have_leading_axes():
     apply, params = make(hidden_sizes=(8, 6))
     outputs, value = apply(params, jnp.ones((5, 3, 4)))
     assert outputs.shape == (5, 3, 5)
     assert value.shape == (5, 3)
 
 
-def test_no_hidden_layer_is_linear():
+def test_network_without_hidden_layers_is_linear():
     apply, params = make(hidden_sizes=())
     obs = jnp.linspace(-1, 1, 4)
     np.testing.assert_allclose(apply(params, 3 * obs)[0], 3 * apply(params, obs)[0], rtol=1e-5)
 
 
-def test_orthogonal_start_makes_every_action_about_equally_likely():
+def test_initial_policy_is_nearly_uniform():
     apply, params = make(hidden_sizes=(64,))
     probability = jax.nn.softmax(apply(params, jnp.ones(4))[0][2:])
     np.testing.assert_allclose(probability, 1 / 3, atol=0.02)
 
 
-def test_deviations_are_free_parameters_that_start_at_1():
+def test_gaussian_deviations_are_free_parameters_initialized_to_1():
     apply, params = make(Gaussian(2, (2,)), hidden_sizes=(8,))
     for obs in (jnp.zeros(4), jnp.ones(4)):
         np.testing.assert_array_equal(apply(params, obs)[0][2:], 0)  # log deviation
@@ -126,7 +125,7 @@ def test_deviations_are_free_parameters_that_start_at_1():
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "silu"])
-def test_activation(activation):
+def test_activations_by_hand(activation):
     apply, params = make(hidden_sizes=(4,), activation=activation)
     params["trunk"]["mlp"]["layer_0"]["kernel"][...] = jnp.eye(4)
     params["value_head"]["kernel"][...] = jnp.array([[1.0], [0], [0], [0]])
@@ -140,15 +139,14 @@ def test_activation(activation):
 
 
 def kernels(initializer):
-    """Returns (the hidden layer [4, 64], the policy head [64, 5], the value head [64, 1]) of a
-    new network."""
+    """Return the hidden layer [4, 64], policy head [64, 5] and value head [64, 1] of a network."""
     params = make(hidden_sizes=(64,), initializer=initializer)[1]
     assert np.all(np.asarray(params["trunk"]["mlp"]["layer_0"]["bias"][...]) == 0)
     parts = (params["trunk"]["mlp"]["layer_0"], params["policy_head"], params["value_head"])
     return [np.asarray(part["kernel"][...]) for part in parts]
 
 
-def test_orthogonal_initializer_and_its_gains():
+def test_orthogonal_initializer_has_its_gains():
     hidden, policy, value = kernels("orthogonal")
     np.testing.assert_allclose(hidden @ hidden.T, 2 * np.eye(4), atol=1e-5)  # gain sqrt(2)
     np.testing.assert_allclose(policy.T @ policy, 1e-4 * np.eye(5), atol=1e-8)
@@ -162,7 +160,7 @@ def test_orthogonal_initializer_and_its_gains():
         ("lecun", lambda inputs, _: inputs**-0.5),
     ],
 )
-def test_initializer(initializer, deviation):
+def test_initializers_have_their_deviation(initializer, deviation):
     for kernel in kernels(initializer):
         expected = deviation(*kernel.shape)
         np.testing.assert_allclose(kernel.std(), expected, rtol=0.25)
@@ -170,7 +168,7 @@ def test_initializer(initializer, deviation):
             assert np.abs(kernel).max() <= np.sqrt(3) * expected * (1 + 1e-6)
 
 
-def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
+def test_bfloat16_is_used_in_hidden_layers_only():
     def made(dtype):
         config = NetworkConfig(hidden_sizes=(16, 16), activation="tanh", compute_dtype=dtype)
         return nnx.jit(
@@ -196,7 +194,7 @@ def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
 
 
 @pytest.mark.parametrize("shared_trunk", [True, False])
-def test_hidden_layers_of_heads_stand_after_the_cell(shared_trunk):
+def test_hidden_layers_of_heads_follow_the_cell(shared_trunk):
     config = NetworkConfig(
         (5,), "tanh", shared_trunk=shared_trunk, recurrent_size=6, head_hidden_sizes=(3, 2)
     )

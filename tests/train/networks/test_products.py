@@ -1,4 +1,4 @@
-"""Products, against NumPy in float64 and against what XLA makes of the plain ones."""
+"""Matrix products against NumPy in float64, and the form of their gradients in XLA."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_product_and_its_gradients(case):
+def test_product_and_gradients_agree_with_numpy(case):
     leading, num_inputs, num_outputs = LAYERS[case]
     rng = np.random.default_rng(0)
     shapes = ((*leading, num_inputs), (num_inputs, num_outputs), (*leading, num_outputs))
@@ -51,8 +51,8 @@ def test_product_and_its_gradients(case):
 
 
 @pytest.mark.parametrize("case", ["a head", "few rows"])
-def test_the_gradient_keeps_its_form(case):
-    """Speed alone is what the form is for, but that XLA undoes it would be seen nowhere else."""
+def test_gradient_keeps_its_form_in_xla(case):
+    """The form is for speed only, so no other test would notice a change."""
     _, num_inputs, num_outputs = LAYERS[case]
     inputs, kernel = jnp.ones((32, num_inputs)), jnp.ones((num_inputs, num_outputs))
     numbers = (((1,), (0,)), ((), ()))
@@ -65,8 +65,7 @@ def test_the_gradient_keeps_its_form(case):
 
 
 def sums_over_rows(function, kernel):
-    """Returns the products of a program that are like a kernel, and sums over the first axis of
-    what is on the left."""
+    """Return the products of kernel shape in a program that contract the first axis on the left."""
     lines = function.lower(kernel).compile().as_text().splitlines()
     like = "f32[" + ",".join(map(str, kernel.shape)) + "]"
     return [

@@ -1,4 +1,4 @@
-"""Checkpoints and folders that went wrong: what is said, what stays, and how the run goes on."""
+"""Damaged checkpoints and folders: errors, kept files, and resumed runs."""
 
 import contextlib
 import errno
@@ -40,13 +40,13 @@ def contents(folder):
 
 
 def data_file(checkpoint):
-    """The largest file: the arrays."""
+    """Return the largest file, which contains the arrays."""
     return max(
         (path for path in (checkpoint / "state").rglob("d/*")), key=lambda path: path.stat().st_size
     )
 
 
-def test_a_checkpoint_holds_what_the_host_needs(whole_run):
+def test_checkpoint_contains_the_state_of_the_host(whole_run):
     with open_checkpoints(whole_run / "checkpoints", keep=None) as manager:
         host = restore(manager, 4, abstract_state(make_learner(small_config(**KEPT)).setup))[1]
     lines = (whole_run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -57,25 +57,23 @@ def test_a_checkpoint_holds_what_the_host_needs(whole_run):
 
 
 @pytest.mark.parametrize("sizes", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(
-    sizes, whole_run, run, capsys
-):
-    for broken in (run / "checkpoints" / "6" / "state").rglob("d/*"):  # not each is always needed
+def test_truncated_checkpoint_is_renamed_and_the_run_ends_equal(sizes, whole_run, run, capsys):
+    for broken in (run / "checkpoints" / "6" / "state").rglob("d/*"):  # some may be unused
         broken.write_bytes(broken.read_bytes()[:100])
-    if not sizes:  # the run was killed before it noted them
+    if not sizes:  # as if killed before the sizes were written
         (run / "checkpoints" / "6" / SIZES).unlink()
     before = contents(run / "checkpoints" / "6")
-    # killed while it saved, too
+    # also killed during a save
     (run / "checkpoints" / "3.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     with pytest.raises(DamagedCheckpointError, match=r"checkpoints/6 .*damaged"):
         load_run(run)
     assert int(load_run(run, num_updates=4)[1].num_updates) == 4
     Trainer(small_config(**KEPT), run, resume=True).train()
-    said = capsys.readouterr()
-    words = " ".join(said.out.split())
+    output = capsys.readouterr()
+    words = " ".join(output.out.split())
     assert "Renamed to damaged-6, resuming from 4 updates" in words
     assert not sizes or "has 100 of" in words
-    assert said.err == ""
+    assert output.err == ""
     assert contents(run / "checkpoints" / "damaged-6") == before
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
         "2",
@@ -86,9 +84,8 @@ def test_a_truncated_newest_checkpoint_is_set_aside_and_the_run_ends_the_same(
     assert_same_run(whole_run, run)
 
 
-def test_whatever_file_is_damaged_no_wrong_number_is_read(whole_run, tmp_path):
-    """With the sizes noted a missing or shorter file is named; without, orbax refuses, or had
-    no need of it."""
+def test_damaged_files_never_give_wrong_numbers(whole_run, tmp_path):
+    """With sizes, a missing or shorter file is named. Without, orbax raises or did not need it."""
     original, like = (
         whole_run / "checkpoints" / "6",
         abstract_state(make_learner(small_config(**KEPT)).setup),
@@ -119,7 +116,7 @@ def test_whatever_file_is_damaged_no_wrong_number_is_read(whole_run, tmp_path):
             shutil.rmtree(copy)
 
 
-def test_where_no_checkpoint_can_be_read_nothing_is_touched(run):
+def test_nothing_changes_without_a_readable_checkpoint(run):
     for checkpoint in (run / "checkpoints").iterdir():
         os.truncate(data_file(checkpoint), 10)
     before = contents(run)
@@ -135,7 +132,9 @@ def test_where_no_checkpoint_can_be_read_nothing_is_touched(run):
         ("clip", 0.3, r"clip = 0.3: .* 0.2"),
     ],
 )
-def test_a_foreign_checkpoint_is_refused_even_where_it_would_fit(name, value, words, run, tmp_path):
+def test_checkpoint_of_another_configuration_raises_even_if_it_fits(
+    name, value, words, run, tmp_path
+):
     config = small_config(**KEPT, **{f"policies.agent.{name}": value})
     Trainer(config, tmp_path / "other", quiet=True)
     shutil.copytree(run / "checkpoints", tmp_path / "other" / "checkpoints")
@@ -147,7 +146,7 @@ def test_a_foreign_checkpoint_is_refused_even_where_it_would_fit(name, value, wo
     assert contents(tmp_path / "other") == before
 
 
-def test_checkpoints_without_their_config_are_a_run_too(run):
+def test_checkpoints_without_config_yaml_are_a_run(run):
     (run / "config.yaml").unlink()
     with pytest.raises(FileExistsError, match="already contains a run"):
         Trainer(small_config(**KEPT), run)
@@ -163,8 +162,10 @@ def test_checkpoints_without_their_config_are_a_run_too(run):
 
 @contextlib.contextmanager
 def files_of_at_most(size):
-    """What a full disk does: the system refuses to write more (EFBIG; Python has it raised, not
-    kill)."""
+    """Limit the size of files, as on a full disk.
+
+    The system returns EFBIG, which Python raises.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -185,17 +186,16 @@ def files_of_at_most(size):
         ),
     ],
 )
-def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(
+def test_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
     more, words, whole_run, tmp_path, capfd
 ):
-    """The metrics of three more chunks take less than 15 kB, a checkpoint's description of its
-    arrays 20."""
+    """Metrics of three more chunks need less than 15 kB, the description of the arrays 20 kB."""
     config, folder = small_config(**KEPT | {"keep_checkpoints": 1}), tmp_path / "run"
     with contextlib.ExitStack() as stack:
 
         def fill(trainer, row):
             if row["updates"] == 3:
-                while not (folder / "checkpoints" / "2").exists():  # in the background
+                while not (folder / "checkpoints" / "2").exists():  # saved in the background
                     time.sleep(0.01)
                 stack.enter_context(
                     files_of_at_most((folder / "metrics.jsonl").stat().st_size + more)
@@ -208,18 +208,18 @@ def test_a_full_disk_ends_the_run_and_the_last_checkpoint_is_whole(
     assert len(read_metrics(folder / "metrics.jsonl")) >= 3
     Trainer(config, folder, resume=True, quiet=True).train()
     assert_same_run(whole_run, folder)
-    # nothing half done is left
+    # no partial checkpoint remains
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["6"]
 
 
-def test_a_folder_that_cannot_be_written(run):
+def test_unwritable_folder_raises(run):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").write_text("in the way")
     with pytest.raises(OSError, match=r"checkpoints: must be a writable folder \(File exists\)"):
         Trainer(small_config(**KEPT), run, resume=True, quiet=True).train()
 
 
-def test_one_run_at_a_time_in_a_folder_and_readers_are_welcome(run):
+def test_folder_has_one_writer_and_any_number_of_readers(run):
     before = contents(run)
     waiting = Trainer(small_config(**KEPT), run, resume=True, quiet=True)
     with hold_folder(run):
@@ -232,7 +232,7 @@ def test_one_run_at_a_time_in_a_folder_and_readers_are_welcome(run):
     waiting.train()
 
 
-def test_a_run_holds_its_folder_while_it_trains_and_not_after(tmp_path):
+def test_folder_is_locked_during_training_only(tmp_path):
     def intrude(trainer, row):
         with pytest.raises(BlockingIOError):
             Trainer(trainer.config, trainer.workdir, resume=True)
@@ -242,7 +242,7 @@ def test_a_run_holds_its_folder_while_it_trains_and_not_after(tmp_path):
     Trainer(config, tmp_path / "run", resume=True)
 
 
-def test_where_the_file_system_has_no_locks_the_run_goes_without(run, monkeypatch):
+def test_file_systems_without_locks_are_supported(run, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -251,8 +251,8 @@ def test_where_the_file_system_has_no_locks_the_run_goes_without(run, monkeypatc
         pass
 
 
-def test_a_reader_whose_checkpoint_is_cleaned_away_takes_the_next(run, monkeypatch):
-    """As happens where `wdjax eval` reads a run that is training."""
+def test_reader_retries_if_its_checkpoint_is_deleted(run, monkeypatch):
+    """This happens if `wdjax eval` reads a run that is training."""
     from wdjax.train.learner import saved
 
     (run / "checkpoints" / "6").rename(run / "6")
@@ -267,15 +267,15 @@ def test_a_reader_whose_checkpoint_is_cleaned_away_takes_the_next(run, monkeypat
     assert int(load_run(run)[1].num_updates) == 6
 
 
-def test_reading_a_run_writes_nothing(run):
-    # a run that is training saves at this moment
+def test_loading_a_run_writes_nothing(run):
+    # as if the run is saving at this moment
     (run / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     load_run(run)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_metrics_that_lost_lines_are_told_and_stay_whole_lines(run, capsys):
+def test_truncated_metrics_warn_and_keep_complete_lines(run, capsys):
     file = run / "metrics.jsonl"
     os.truncate(file, file.stat().st_size - 10)
     Trainer(small_config(**KEPT), run, resume=True).train()
@@ -285,7 +285,7 @@ def test_metrics_that_lost_lines_are_told_and_stay_whole_lines(run, capsys):
     assert [row["updates"] for row in read_metrics(file)] == [1, 2, 3, 4, 5, 7]
 
 
-def test_metrics_are_cut_back_to_a_checkpoint(tmp_path):
+def test_metrics_are_truncated_to_a_checkpoint(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a": 3')
     log = MetricsLog(file, size=9)
@@ -295,8 +295,8 @@ def test_metrics_are_cut_back_to_a_checkpoint(tmp_path):
     assert read_metrics(file) == [{"a": 1}, {"a": 4}]
 
 
-def test_no_pickle(whole_run, monkeypatch):
-    """Nothing that reads a checkpoint could run somebody's code."""
+def test_no_pickle_is_read_or_written(whole_run, monkeypatch):
+    """Loading a pickle could run code of others."""
     root = Path(wdjax.__file__).parent
     sources = [
         path
@@ -310,7 +310,7 @@ def test_no_pickle(whole_run, monkeypatch):
         assert "allow_pickle=True" not in code, source
     for path in whole_run.rglob("*"):
         if path.is_file():
-            # every pickle since protocol 2 begins like this
+            # the first byte of every pickle since protocol 2
             assert path.read_bytes()[:1] != pickle.dumps(0)[:1], path
 
     def refuse(*arguments, **named):
@@ -323,7 +323,7 @@ def test_no_pickle(whole_run, monkeypatch):
 
 @pytest.fixture(scope="module")
 def best_run(tmp_path_factory):
-    """(folder, updates of its best state)"""
+    """Return (folder, updates of its best state)."""
     folder = tmp_path_factory.mktemp("runs") / "best"
     Trainer(small_config(keep_checkpoints=9), folder, quiet=True).train()
     return folder, int(load_run(folder, best=True)[1].num_updates)
@@ -333,7 +333,7 @@ def best_run(tmp_path_factory):
 @pytest.mark.parametrize(
     "killed", ["before the best one was whole", "before the checkpoint was whole"]
 )
-def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tmp_path):
+def test_kill_between_best_and_regular_checkpoint(killed, best_run, tmp_path):
     whole, best = best_run
     run, lost = (
         Path(shutil.copytree(whole, tmp_path / "run")),
@@ -356,9 +356,8 @@ def test_a_kill_between_a_best_checkpoint_and_the_run_s_own(killed, best_run, tm
     assert trainer.best_score == max(score for score in scores if score is not None)
 
 
-def test_a_better_state_of_a_lost_part_of_the_run_stays_the_best(best_run, tmp_path):
-    """A GPU without --deterministic comes to other numbers: the score must be that of the state
-    which is kept."""
+def test_best_checkpoint_of_a_lost_part_is_kept_if_better(best_run, tmp_path):
+    """Without --deterministic a GPU gets other numbers. The score must match the kept state."""
     whole, best = best_run
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     shutil.move(run / "best" / str(best), run / "best" / "99")
@@ -368,13 +367,13 @@ def test_a_better_state_of_a_lost_part_of_the_run_stays_the_best(best_run, tmp_p
 
 
 @pytest.mark.slow
-def test_a_worse_state_of_a_lost_part_of_the_run_gives_way(best_run, tmp_path):
+def test_best_checkpoint_of_a_lost_part_is_replaced_if_worse(best_run, tmp_path):
     whole, best = best_run
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     kept = Path(shutil.move(run / "best" / str(best), run / "best" / "99"))
     host = json.loads((kept / "host" / "metadata").read_text())
     (kept / "host" / "metadata").write_text(json.dumps(host | {"best_score": 0.5}))
-    (kept / SIZES).unlink()  # else it would count as damaged
+    (kept / SIZES).unlink()  # otherwise it counts as damaged
     for name in (path.name for path in (run / "checkpoints").iterdir() if path.name != "2"):
         shutil.rmtree(run / "checkpoints" / name)
     trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
@@ -383,7 +382,7 @@ def test_a_worse_state_of_a_lost_part_of_the_run_gives_way(best_run, tmp_path):
     assert 2 < trainer.best_updates <= 6
 
 
-def test_what_threads_say_is_left_out_but_nothing_else(monkeypatch):
+def test_only_known_messages_of_threads_are_silenced(monkeypatch):
     heard = []
     monkeypatch.setattr(sys, "unraisablehook", heard.append)
     monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [])
@@ -395,7 +394,7 @@ def test_what_threads_say_is_left_out_but_nothing_else(monkeypatch):
     sys.unraisablehook(closed)
     sys.unraisablehook(other)
     assert heard == [other]
-    said = [
+    passed = [
         bool(
             logging.getLogger("asyncio").filter(
                 logging.LogRecord("asyncio", 40, "", 0, words, None, None)
@@ -407,4 +406,4 @@ def test_what_threads_say_is_left_out_but_nothing_else(monkeypatch):
             "of the user's",
         )
     ]
-    assert said == [False, False, True]
+    assert passed == [False, False, True]

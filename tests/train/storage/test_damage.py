@@ -1,5 +1,4 @@
-"""What somebody has deleted, edited or put in the way of a run: said in a sentence that names it,
-and survived."""
+"""Deleted, edited and blocked files of a run: clear errors and successful resumes."""
 
 import json
 import os
@@ -30,14 +29,14 @@ def words_of(capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
-def go_on(folder, **options):
+def resumed(folder, **options):
     trainer = Trainer(small_config(**KEPT), folder, resume=True, **options)
     trainer.train()
     return trainer
 
 
 def edit_host(checkpoint, content):
-    """Writes a checkpoint's metadata; its sizes are noted anew, as if it had been saved so."""
+    """Write the metadata of a checkpoint, with its sizes as if saved like this."""
     (checkpoint / "host" / "metadata").write_text(
         content if isinstance(content, str) else json.dumps(content)
     )
@@ -52,10 +51,8 @@ def host_of(checkpoint):
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(
-    replaced, whole_run, tmp_path, capsys
-):
-    """With every line, under the lock: another run is kept out of the folder as before."""
+def test_metrics_deleted_during_training_are_rewritten(replaced, whole_run, tmp_path, capsys):
+    """All lines, under the lock: another run cannot use the folder."""
     refused = []
 
     def delete(trainer, row):
@@ -76,7 +73,7 @@ def test_metrics_that_are_deleted_while_a_run_trains_are_written_again(
     assert (tmp_path / "run" / "curves.png").exists()
 
 
-def test_metrics_that_are_deleted_after_the_last_line_are_written_again_too(tmp_path):
+def test_metrics_deleted_after_the_last_line_are_rewritten(tmp_path):
     def delete(trainer, row):
         return (trainer.workdir / "metrics.jsonl").unlink()
 
@@ -84,7 +81,7 @@ def test_metrics_that_are_deleted_after_the_last_line_are_written_again_too(tmp_
     assert [row["updates"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
-def test_where_another_run_has_the_folder_meanwhile_this_one_ends(tmp_path):
+def test_run_ends_if_another_one_took_the_folder(tmp_path):
     held = []
 
     def delete(trainer, row):
@@ -96,13 +93,13 @@ def test_where_another_run_has_the_folder_meanwhile_this_one_ends(tmp_path):
     trainer = Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete], quiet=True)
     assert "another run is training there" in refusal(trainer.train)
     held[0].__exit__(None, None, None)
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""  # that of the other one
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""  # by the other run
 
 
-def test_a_finished_run_without_its_metrics_draws_nothing_and_says_so(run, capsys):
+def test_finished_run_without_metrics_draws_no_curves(run, capsys):
     (run / "metrics.jsonl").unlink()
     (run / "curves.png").unlink()
-    go_on(run)
+    resumed(run)
     words = words_of(capsys)
     assert "bytes short: its last lines are lost" in words
     assert f"No curves: {run}/metrics.jsonl is empty" in words
@@ -110,7 +107,7 @@ def test_a_finished_run_without_its_metrics_draws_nothing_and_says_so(run, capsy
     assert save_curves(run) is None
 
 
-def test_a_line_that_is_no_json_is_named_and_half_a_last_one_left_out(tmp_path):
+def test_invalid_metrics_lines_raise_and_partial_last_lines_are_dropped(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
     assert read_metrics(file) == [{"a": 1}, {"a": 2}]
@@ -121,13 +118,13 @@ def test_a_line_that_is_no_json_is_named_and_half_a_last_one_left_out(tmp_path):
 # --- checkpoints ---
 
 
-def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run, run, capsys):
+def test_damaged_best_checkpoint_is_renamed(whole_run, run, capsys):
     newest = max((run / "best").iterdir(), key=lambda path: int(path.name))
     for checkpoint in (run / "checkpoints").iterdir():
         if int(checkpoint.name) >= int(newest.name):
             shutil.rmtree(checkpoint)
     (newest / "host" / "metadata").write_text("{")
-    trainer = go_on(run)
+    trainer = resumed(run)
     assert f"Renamed to damaged-{newest.name}" in words_of(capsys)
     assert sorted(path.name for path in (run / "best").iterdir()) == sorted(
         [newest.name, f"damaged-{newest.name}"]
@@ -152,60 +149,60 @@ def test_a_damaged_best_that_is_newer_than_the_checkpoint_is_set_aside(whole_run
         ({"config": 5}, "host/metadata contains config = 5"),
     ],
 )
-def test_edited_metadata_make_a_damaged_checkpoint(change, words, whole_run, run, capsys):
+def test_invalid_metadata_is_a_damaged_checkpoint(change, words, whole_run, run, capsys):
     newest = run / "checkpoints" / "6"
     edit_host(newest, change if isinstance(change, str) else host_of(newest) | change)
-    go_on(run)
+    resumed(run)
     assert f"checkpoints/6 is damaged: {words}. Renamed to damaged-6, resuming from 4" in words_of(
         capsys
     )
     assert_same_run(whole_run, run)
 
 
-def test_metadata_of_an_older_wdjax_may_lack_what_it_did_not_know(run):
+def test_metadata_of_older_versions_may_lack_entries(run):
     newest = run / "checkpoints" / "6"
     edit_host(newest, {"metrics_size": host_of(newest)["metrics_size"]})
-    assert go_on(run, quiet=True).best_score is None
+    assert resumed(run, quiet=True).best_score is None
 
 
 @pytest.mark.parametrize("content", ["5", "[1, 2]", '{"d": "long"}', "{"])
-def test_sizes_that_are_none_make_a_damaged_checkpoint(content, whole_run, run, capsys):
+def test_invalid_sizes_are_a_damaged_checkpoint(content, whole_run, run, capsys):
     (run / "checkpoints" / "6" / SIZES).write_text(content)
     with pytest.raises(
         DamagedCheckpointError, match=r"checkpoints/6 is damaged: sizes.json (is not|does not)"
     ):
         load_run(run)
-    go_on(run)
+    resumed(run)
     assert "Renamed to damaged-6, resuming from 4 updates" in words_of(capsys)
     assert_same_run(whole_run, run)
 
 
-def test_an_unknown_field_in_a_checkpoint_is_refused_by_its_name(run):
+def test_unknown_field_in_a_checkpoint_raises(run):
     newest = run / "checkpoints" / "6"
     host = host_of(newest)
     edit_host(newest, host | {"config": host["config"] | {"num_envz": 8}})
-    for words in (refusal(load_run, run), refusal(go_on, run, quiet=True)):
+    for words in (refusal(load_run, run), refusal(resumed, run, quiet=True)):
         assert words.startswith(f"checkpoint {run}/checkpoints/6: unknown field num_envz")
 
 
-def test_where_no_checkpoint_can_be_read_it_says_what_to_do(whole_run, run):
+def test_error_without_a_readable_checkpoint_names_the_fix(whole_run, run):
     for checkpoint in (run / "checkpoints").iterdir():
         for file in (checkpoint / "state").rglob("d/*"):
             os.truncate(file, 10)
-    words = refusal(go_on, run, quiet=True)
+    words = refusal(resumed, run, quiet=True)
     assert words.endswith(
         f"No older one is readable. Move {run}/checkpoints away and use --resume to restart."
     )
     shutil.move(run / "checkpoints", run / "away")
     shutil.rmtree(run / "best")
-    go_on(run, quiet=True)
+    resumed(run, quiet=True)
     assert_same_run(whole_run, run)
 
 
 # --- folders ---
 
 
-def test_a_folder_of_a_sweep_holds_no_run(tmp_path):
+def test_folder_of_a_sweep_is_rejected(tmp_path):
     for sign in ("sweep.yaml", "groups/000/000/members.json"):
         file = tmp_path / sign
         file.parent.mkdir(parents=True, exist_ok=True)

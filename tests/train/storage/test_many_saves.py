@@ -1,4 +1,4 @@
-"""Saves that follow each other for a week, and saves of several threads."""
+"""Memory of many consecutive saves, and saves from several threads."""
 
 import ctypes
 import gc
@@ -16,7 +16,7 @@ from wdjax.train.storage.checkpoint import finish, open_checkpoints, restore, sa
 
 
 @pytest.mark.slow
-def test_a_save_leaves_no_memory_behind(tmp_path):
+def test_saves_do_not_leak_python_objects(tmp_path):
     # tensorstore kept four strings for each array
     state = {str(i): jnp.arange(3.0) for i in range(12)}
 
@@ -51,22 +51,26 @@ with open_checkpoints(Path(sys.argv[1]), 1) as manager:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_memory_stands_still_from_save_to_save(tmp_path):
+def test_saves_do_not_leak_memory(tmp_path):
     command = [sys.executable, "-c", SAVES, str(tmp_path / "run")]
     printed = subprocess.run(command, check=True, capture_output=True, text=True)
     later = [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in printed.stdout.split()][50:]
-    # 3.8 to 4.1 MB while tensorstore compressed; 2.2 to 2.4 now
+    # 3.8 to 4.1 MB with compression by tensorstore, 2.2 to 2.4 MB without
     assert max(later) - min(later) < 3.1e6
 
 
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc"
 )
-def test_a_save_gives_back_what_was_freed_below_something_in_use(tmp_path):
+def test_saves_return_freed_memory_to_the_system(tmp_path):
     c = ctypes.CDLL(None)
     c.malloc.restype = ctypes.c_void_p
     c.free.argtypes = [ctypes.c_void_p]
-    pages = lambda: int(Path("/proc/self/statm").read_text().split()[1])  # noqa: E731  (in memory)
+
+    def pages():
+        """Return the number of pages in memory."""
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
     page, blocks = os.sysconf("SC_PAGE_SIZE"), []
     for _ in range(20_000):
         blocks.append(c.malloc(page))
@@ -79,10 +83,10 @@ def test_a_save_gives_back_what_was_freed_below_something_in_use(tmp_path):
         save(manager, 0, {"step": jnp.zeros(3)}, {"metrics_size": 0})
     after = pages()
     c.free(above)
-    assert before - after > 10_000  # of 20,000; what a save itself takes comes off
+    assert before - after > 10_000  # of 20,000, minus the memory of the save
 
 
-def test_threads_save_side_by_side(tmp_path):
+def test_threads_save_concurrently(tmp_path):
     failed = []
 
     def run(folder):
@@ -110,7 +114,7 @@ def test_threads_save_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     "spec", [{"driver": "file", "path": "/tmp/wdjax-none/"}, {"driver": "memory", "path": "a/"}]
 )
-def test_orbax_is_told_what_tensorstore_would_say(spec):
+def test_specs_for_orbax_equal_those_of_tensorstore(spec):
     import tensorstore
 
     from wdjax.train.storage.orbax_workarounds import _spec

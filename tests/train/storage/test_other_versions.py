@@ -1,5 +1,4 @@
-"""Runs that another version of wdjax has written: the line with its name, and checkpoints with
-other empty places."""
+"""Runs written by other versions of wdjax: the version line, and checkpoints with other leaves."""
 
 import dataclasses
 
@@ -20,7 +19,7 @@ from wdjax.version import __version__
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
-def test_a_run_says_which_wdjax_wrote_it(tmp_path):
+def test_config_yaml_contains_the_version(tmp_path):
     prepare_folder(tmp_path / "run", small_config(), resume=False)
     file = tmp_path / "run" / "config.yaml"
     assert yaml.safe_load(file.read_text())["wdjax"] == __version__
@@ -31,7 +30,7 @@ def test_a_run_says_which_wdjax_wrote_it(tmp_path):
     assert load_run_config(tmp_path / "run") == small_config()
 
 
-def test_a_wrong_field_in_a_runs_configuration_names_the_file(tmp_path):
+def test_unknown_field_in_config_yaml_names_the_file(tmp_path):
     prepare_folder(tmp_path / "run", small_config(), resume=False)
     file = tmp_path / "run" / "config.yaml"
     file.write_text(file.read_text() + "num_env: 3\n")
@@ -42,8 +41,7 @@ def test_a_wrong_field_in_a_runs_configuration_names_the_file(tmp_path):
 
 
 def as_class(state, drop, add):
-    """Returns a state in a class of another version: without one of its empty fields, and with
-    one more."""
+    """Return a state as a class of another version, with one empty field less and one more."""
     fields = [field.name for field in dataclasses.fields(state) if field.name != drop]
     other = struct.dataclass(
         type("Other", (), {"__annotations__": dict.fromkeys([*fields, add], object)})
@@ -56,7 +54,7 @@ def learner():
     return make_learner(small_config())
 
 
-def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
+def test_checkpoint_may_have_other_empty_fields(learner, tmp_path):
     state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
     policies = {
         name: as_class(own, "target_params", "towers") for name, own in state.policies.items()
@@ -69,7 +67,7 @@ def test_a_checkpoint_may_have_other_empty_places(learner, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, numbers(found), numbers(state))
 
 
-def test_a_checkpoint_of_other_leaves_is_refused_in_words(learner, tmp_path):
+def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
     state = learner.init(jax.random.key(0))
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         policies = {"agent": state.policies["agent"].replace(params={})}

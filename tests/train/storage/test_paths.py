@@ -1,4 +1,4 @@
-"""Run folders with hostile but legal names, and files in a run folder that lead elsewhere."""
+"""Run folders with unusual names, and links, pipes and devices in them."""
 
 import os
 import signal
@@ -9,8 +9,7 @@ import pytest
 from tiny_runs import small_config
 
 from wdjax.files import new_file, write_text
-from wdjax.train import Trainer, load_run, read_metrics
-from wdjax.train.host.plots import save_curves
+from wdjax.train import Trainer, load_run, read_metrics, save_curves
 from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
 from wdjax.train.storage.orbax_workarounds import LocalPath
 
@@ -22,7 +21,7 @@ KEPT = {"best_metric": "agent/episode_return", "keep_checkpoints": 9}
 @pytest.mark.parametrize(
     "name", ["lr=1e-3,seed=[0]", "*?", "file:", "a|b", "%20#{0}", "\n", "ü" * 100]
 )
-def test_checkpoints_are_read_from_folders_of_any_name(name, tmp_path):
+def test_checkpoints_work_in_folders_with_unusual_names(name, tmp_path):
     state = {"a": jnp.arange(3.0), "b": jnp.ones(2)}
     with open_checkpoints(tmp_path / name / "checkpoints", 2) as manager:
         save(manager, 1, state, {"metrics_size": 7})
@@ -37,13 +36,13 @@ def test_paths_that_look_like_remote_storage_are_local():
 
 
 @pytest.mark.parametrize("name", ["a\\b", "gs:", "\udcff"])
-def test_folders_that_checkpoints_cannot_be_read_from_are_refused_before_training(name, tmp_path):
+def test_unsupported_folder_names_raise_before_training(name, tmp_path):
     with pytest.raises(ValueError, match=r"workdir = .*Use another folder"):
         Trainer(small_config(), tmp_path / name / "run", quiet=True)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_that_cannot_be_read_back_is_not_reported_as_saved(tmp_path, monkeypatch):
+def test_unreadable_checkpoint_is_not_reported_as_saved(tmp_path, monkeypatch):
     # orbax globs its own paths
     monkeypatch.setattr("wdjax.train.storage.checkpoint.LocalPath", lambda path: path)
     with (
@@ -54,7 +53,7 @@ def test_a_checkpoint_that_cannot_be_read_back_is_not_reported_as_saved(tmp_path
 
 
 def limited(seconds, function, *arguments):
-    """Call a function; TimeoutError where it waits, for a pipe or for all that a device holds."""
+    """Call a function. Raise TimeoutError if it blocks, as on a pipe or an endless device."""
 
     def stop(signum, frame):
         raise TimeoutError(f"{function} waits")
@@ -95,7 +94,7 @@ def test_pipes_and_devices_in_a_run_folder_are_not_read(kind, file, run):
         limited(20, read)
 
 
-def train_on(run):
+def extend(run):
     Trainer(
         small_config(**KEPT, total_env_steps=7 * 128),
         run,
@@ -106,7 +105,7 @@ def train_on(run):
     save_curves(run)
 
 
-def test_files_that_are_links_are_replaced_not_written_through(run, tmp_path):
+def test_links_are_replaced_and_their_targets_unchanged(run, tmp_path):
     files = ("config.yaml", "metrics.csv", "curves.png")
     for file in files:
         text = (run / file).read_text() if (run / file).exists() else ""
@@ -114,34 +113,34 @@ def test_files_that_are_links_are_replaced_not_written_through(run, tmp_path):
         (run / file).unlink(missing_ok=True)
         (run / file).symlink_to(tmp_path / file)
     before = [(tmp_path / file).read_bytes() for file in files]
-    train_on(run)
+    extend(run)
     assert [(tmp_path / file).read_bytes() for file in files] == before
     assert not any((run / file).is_symlink() for file in files)
 
 
 @pytest.mark.parametrize("place", ["metrics.jsonl", "checkpoints", "best"])
-def test_links_that_cannot_be_replaced_are_refused(place, run, tmp_path):
+def test_links_that_cannot_be_replaced_raise(place, run, tmp_path):
     (run / place).rename(tmp_path / "outside")
     (run / place).symlink_to(tmp_path / "outside")
     outside = tmp_path / "outside"
 
-    def held():
+    def sizes_outside():
         return sorted((path, path.stat().st_size) for path in [outside, *outside.rglob("*")])
 
-    before = held()
+    before = sizes_outside()
     with pytest.raises(ValueError, match="is a link"):
-        train_on(run)
-    assert held() == before
+        extend(run)
+    assert sizes_outside() == before
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     write_text(tmp_path / "a", "old")
     with pytest.raises(ZeroDivisionError), new_file(tmp_path / "a", "w") as stream:
         stream.write(str(1 / 0))
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
 
 
-def test_a_run_folder_that_is_a_link_is_written_to(run, tmp_path):
+def test_run_folder_may_be_a_link(run, tmp_path):
     (tmp_path / "link").symlink_to(run)
     Trainer(small_config(**KEPT), tmp_path / "link", resume=True, quiet=True).train()
     assert int(load_run(tmp_path / "link")[1].num_updates) == 6

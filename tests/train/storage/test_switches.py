@@ -1,5 +1,4 @@
-"""Settings of jax that numbers depend on are stored with a run or sweep and compared when it is
-resumed."""
+"""Settings of jax that affect results are stored with runs and sweeps, and checked on resume."""
 
 import jax
 import pytest
@@ -24,13 +23,13 @@ LONGER = small_config(total_env_steps=7 * 128)
 
 @pytest.fixture
 def here(monkeypatch):
-    """Settings of this process, to be changed: as if another process had them."""
+    """Return the settings of this process, which tests may change."""
     found = switches()
     monkeypatch.setattr(module, "switches", lambda: found)
     return found
 
 
-def test_settings_of_this_process(monkeypatch):
+def test_switches_returns_the_current_settings(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--b=1 --xla_gpu_deterministic_ops=true --a=2")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with jax.threefry_partitionable(False), jax.default_prng_impl("rbg"):
@@ -41,7 +40,7 @@ def test_settings_of_this_process(monkeypatch):
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_resume_with_another_setting_is_refused_by_name(name, run, here):
+def test_resuming_with_another_setting_raises(name, run, here):
     before, old = {path: path.stat().st_mtime_ns for path in run.rglob("*")}, here[name]
     here[name] = OTHER[name]
     words = refusal(Trainer, LONGER, run, resume=True, quiet=True)
@@ -52,14 +51,14 @@ def test_resume_with_another_setting_is_refused_by_name(name, run, here):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_a_run_with_keys_of_another_form_is_not_read(run, here):
-    here["jax_enable_x64"] = True  # evaluating is not going on
+def test_loading_with_another_key_type_raises(run, here):
+    here["jax_enable_x64"] = True  # allowed for loading
     load_run(run)
     here["jax_default_prng_impl"] = "rbg"
     assert refusal(load_run, run).startswith("jax_default_prng_impl = 'rbg': the run in")
 
 
-def test_settings_that_change_rounding_warn_once(run, here, capsys):
+def test_settings_that_affect_rounding_warn_once(run, here, capsys):
     here |= {
         "jax_default_matmul_precision": "highest",
         "XLA_FLAGS": "--a=2",
@@ -71,8 +70,8 @@ def test_settings_that_change_rounding_warn_once(run, here, capsys):
     assert "Warning: XLA_FLAGS = '--a=2', was " in said
 
 
-def test_a_run_without_the_record_resumes(run, here):
-    """As wdjax 0.2.0 wrote it."""
+def test_run_without_stored_settings_resumes(run, here):
+    """wdjax 0.2.0 wrote such runs."""
     values = yaml.safe_load((run / "config.yaml").read_text())
     for name in here:
         del values["made_with"][name]
@@ -84,7 +83,7 @@ def test_a_run_without_the_record_resumes(run, here):
         assert switch_warnings(stored) == []
 
 
-def test_a_sweep_with_another_setting_is_refused_by_name(tmp_path, here):
+def test_resuming_a_sweep_with_another_setting_raises(tmp_path, here):
     said = []
     with begun(tmp_path, {"mode": "grid"}, False, said.append):
         pass
@@ -96,6 +95,6 @@ def test_a_sweep_with_another_setting_is_refused_by_name(tmp_path, here):
     here["jax_default_prng_impl"] = "rbg"
     with pytest.raises(ValueError, match="jax_default_prng_impl = 'rbg': the sweep in"):
         begun(tmp_path, {"mode": "grid"}, True, said.append).__enter__()
-    (tmp_path / SWITCHES).unlink()  # as wdjax 0.2.0 wrote it
+    (tmp_path / SWITCHES).unlink()  # as written by wdjax 0.2.0
     with begun(tmp_path, {"mode": "grid"}, True, said.append):
         pass

@@ -1,4 +1,4 @@
-"""A folder from a stranger runs no code but that of modules which its reader names."""
+"""Untrusted runs import no code except from modules that the reader names."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ from wdjax.train.algorithms.ppo import PPO as A
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """A module that lies where Python finds it; returns whether it was imported."""
+    """Create a module on the path. Return a function: was it imported?"""
     (tmp_path / "evil.py").write_text(OWN)
     (tmp_path / "evil_too.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -42,7 +42,7 @@ def evil(tmp_path, monkeypatch):
 
 
 def strange_run(folder, **changes):
-    """Returns the folder of a run whose config.yaml somebody else wrote."""
+    """Return a run folder with a config.yaml of another author."""
     raw = plain_config(small_config())
     for name, value in (changes or {ENCODER: "evil:E"}).items():
         *path, last = name.split(".")
@@ -70,16 +70,15 @@ def strange_run(folder, **changes):
         {ENCODER: ":E"},
     ],
 )
-def test_whatever_names_code_is_looked_at(tmp_path, evil, changes):
-    sentence = refusal(load_run, strange_run(tmp_path / "run", **changes))
-    assert "--trust" in sentence
-    assert "config.yaml" in sentence
+def test_all_fields_that_name_code_require_trust(tmp_path, evil, changes):
+    message = refusal(load_run, strange_run(tmp_path / "run", **changes))
+    assert "--trust" in message
+    assert "config.yaml" in message
     assert not evil()
 
 
 def routes(folder):
-    """Every way in which somebody reads a run's folder: name -> function of the modules that he
-    trusts."""
+    """Return name -> function of the trusted modules, for every way to read a run folder."""
     shared = {"policies.agent.checkpoint": str(folder)}
 
     def flags(trust):
@@ -113,7 +112,7 @@ def routes(folder):
 
 
 @pytest.mark.parametrize("route", list(routes(Path("runs/a"))))
-def test_every_reader_asks_before_it_imports(tmp_path, evil, route, capsys):
+def test_every_reader_requires_trust_before_importing(tmp_path, evil, route, capsys):
     read = routes(strange_run(tmp_path / "strange"))[route]
 
     def said(trust):
@@ -125,18 +124,16 @@ def test_every_reader_asks_before_it_imports(tmp_path, evil, route, capsys):
             return str(error)
 
     for trust in ((), ("evi", "evil.inner", "evil_too")):
-        sentence = said(trust)
-        assert "'evil'" in sentence
-        assert "--trust evil" in sentence
+        message = said(trust)
+        assert "'evil'" in message
+        assert "--trust evil" in message
         assert not evil()
-    assert "no checkpoint in" in said(("evil",))  # it was read
+    assert "no checkpoint in" in said(("evil",))  # accepted
     assert evil()
 
 
 @pytest.mark.parametrize("command", ["eval", "render", "report", "export", "train"])
-def test_a_run_with_custom_code_is_refused_with_the_complete_command(
-    tmp_path, evil, command, capsys
-):
+def test_error_contains_the_complete_command(tmp_path, evil, command, capsys):
     folder = strange_run(
         tmp_path / "a run", **{ENCODER: "evil:E", "policies.agent.algorithm": "evil_too:A"}
     )
@@ -158,21 +155,19 @@ def test_a_run_with_custom_code_is_refused_with_the_complete_command(
     assert shlex.split(said.split("Full command: ")[1]) == again
 
 
-def test_a_run_that_is_resumed_names_what_the_command_names(tmp_path, evil):
+def test_resumed_run_may_use_code_named_by_the_command(tmp_path, evil):
     workdir = strange_run(tmp_path / "run")
-    sentence = refusal(Trainer, small_config(), workdir, resume=True, quiet=True)
-    assert "--trust evil" in sentence
+    message = refusal(Trainer, small_config(), workdir, resume=True, quiet=True)
+    assert "--trust evil" in message
     assert not evil()
-    mine = small_config(**{ENCODER: "evil:E"})  # the user's word
+    mine = small_config(**{ENCODER: "evil:E"})  # named by the user
     assert Trainer(mine, workdir, resume=True, quiet=True).config == mine
     assert "evil_too" in refusal(
         Trainer, mine, strange_run(tmp_path / "b", **{ENCODER: "evil_too:E"}), True
     )
 
 
-def test_a_config_yaml_given_as_preset_is_a_run_and_flags_are_the_users_word(
-    tmp_path, evil, capsys
-):
+def test_config_yaml_as_preset_requires_trust_unless_flags_name_the_code(tmp_path, evil, capsys):
     file = strange_run(tmp_path / "run") / "config.yaml"
     with pytest.raises(SystemExit):
         cli.call("train", str(file), "--num-envs", "0")
@@ -185,18 +180,18 @@ def test_a_config_yaml_given_as_preset_is_a_run_and_flags_are_the_users_word(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_names_other_code_than_its_run(whole_run, tmp_path, evil, monkeypatch):
+def test_checkpoint_with_other_code_requires_trust(whole_run, tmp_path, evil, monkeypatch):
     found = {"metrics_size": 0, "best_score": None, "config": plain_config(small_config())}
     found["config"]["policies"]["agent"]["algorithm"] = "evil:A"
     monkeypatch.setattr("wdjax.train.storage.checkpoint.read_host", lambda *_: found)
     with open_checkpoints(whole_run / "checkpoints", keep=None) as manager:
-        sentence = refusal(restore, manager, manager.latest_step(), None, small_config())
-    assert "--trust evil" in sentence
+        message = refusal(restore, manager, manager.latest_step(), None, small_config())
+    assert "--trust evil" in message
     assert not evil()
 
 
 @pytest.mark.parametrize("place", ["sweep.yaml", "members.json"])
-def test_a_sweep_is_asked_too(tmp_path, evil, place):
+def test_sweeps_require_trust(tmp_path, evil, place):
     in_sweep = place == "sweep.yaml"
     folder = strange_run(tmp_path / "sweep", **{ENCODER: "evil:E" if in_sweep else "flat"})
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -212,7 +207,7 @@ def test_a_sweep_is_asked_too(tmp_path, evil, place):
     assert evil()
 
 
-def test_changes_from_a_folder_are_asked_changes_of_the_user_are_not(evil):
+def test_changes_require_trust_only_if_read_from_a_folder(evil):
     changes = {ENCODER: "evil:E"}
     assert "--trust evil" in refusal(change_config, small_config(), trust=(), **changes)
     assert not evil()
@@ -220,7 +215,7 @@ def test_changes_from_a_folder_are_asked_changes_of_the_user_are_not(evil):
     assert change_config(mine, trust=(), **changes) == mine
 
 
-def test_what_is_trusted_without_a_word(tmp_path, monkeypatch):
+def test_installed_and_announced_code_is_trusted(tmp_path, monkeypatch):
     for name in ("wdjax.train.encoders:FlatEncoder", "flat", "registered"):
         require_trusted("it", {"policies": {"a": {"network": {"encoder": name}}}}, ())
     for env in ("gymnax:CartPole-v1", "jaxmarl:MPE_simple_spread_v3", "cartpole"):
@@ -235,7 +230,7 @@ def test_what_is_trusted_without_a_word(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(package.parent)
     require_trusted("it", announced, ())
     assert "zoo.secret" in refusal(require_trusted, "it", {"env": "zoo.secret:y"}, ())
-    # anybody's folder, which the command line looks into: nothing is installed there
+    # entry points in the current folder are not installed
     monkeypatch.chdir(package.parent)
     assert "zoo.worlds" in refusal(require_trusted, "it", announced, ())
 
@@ -253,11 +248,11 @@ def test_what_is_trusted_without_a_word(tmp_path, monkeypatch):
         {"seed": {"env": "evil:E"}},
     ],
 )
-def test_files_that_hold_anything_are_looked_at_without_a_fall(values):
+def test_code_named_accepts_malformed_values(values):
     assert list(code_named(values)) == []
 
 
-def test_the_same_code_is_found_in_a_configuration_and_in_its_file():
+def test_code_named_agrees_for_configurations_and_files():
     config = small_config()
     agent = dataclasses.replace(config.policies["agent"], algorithm="m:A")
     config = dataclasses.replace(config, policies={"agent": agent})
@@ -269,7 +264,7 @@ def test_the_same_code_is_found_in_a_configuration_and_in_its_file():
 
 
 @pytest.mark.parametrize("trust", ["evil", [3], None])
-def test_trust_is_a_list_of_names(tmp_path, trust):
+def test_trust_must_be_a_list_of_names(tmp_path, trust):
     prepare_folder(tmp_path / "run", small_config(), resume=False)
     assert "must be a list of module names" in refusal(load_run, tmp_path / "run", trust=trust)
 
@@ -277,7 +272,7 @@ def test_trust_is_a_list_of_names(tmp_path, trust):
 @pytest.mark.parametrize(
     "text", ["", "yes please", "own-env", "own.", "/home/own", "own:Env", "own_env.py"]
 )
-def test_trust_takes_names_of_modules(text):
+def test_trust_requires_module_names(text):
     words = refusal(require_trusted, "it", {}, [text])
     assert f"trust = {text!r}: must be a module name" in words
     assert ("Try own_env" in words) == text.endswith(".py")
