@@ -413,7 +413,7 @@ OPTIONS = {"A2C": A2C.Options, "PPO": PPO.Options, "DDPG": DDPG.Options}
 
 
 def tiny_policy(algorithm, **changes):
-    """Return a policy with one hidden layer of 8 units that learns fast and stops exploring early."""
+    """Return a policy with a hidden layer of 8 units that learns fast and stops exploring early."""
     settings = {
         "network": NETWORK,
         "gamma": 0.7,

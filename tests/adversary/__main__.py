@@ -1,8 +1,8 @@
 """Run random sequences of commands and check rules. Print sequences that break one as commands.
 
     PYTHONPATH=. python tests/adversary --seeds 0:1000 --workers 14 --minutes 8 --json found.jsonl
-    PYTHONPATH=. python tests/adversary --seeds 17:18 --shrink   # one sequence, with output
-    PYTHONPATH=. python tests/adversary --replay lines.txt       # commands from a file, one per line
+    PYTHONPATH=. python tests/adversary --seeds 17:18 --shrink   # one, with output
+    PYTHONPATH=. python tests/adversary --replay lines.txt       # commands from a file, one a line
 
 Seeds in found.jsonl are not run again. Exits with status 1 if a rule is broken.
 """
