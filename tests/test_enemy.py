@@ -17,13 +17,11 @@ from hypothesis import given
 from refusals import refusal
 
 from wdjax.experiments.sweep import load_member
-from wdjax.train import load_config
+from wdjax.train import TrainConfig, load_config, read_metrics
 from wdjax.train.config.facts import is_scheduled, leaves
-from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.learner.saved import read_run
 from wdjax.train.learner.validate import validate
 from wdjax.train.storage.folder import load_run_config, plain_config
-from wdjax.train.storage.metrics_log import read_metrics
 
 # for tests that build environments
 FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 3)
@@ -70,19 +68,24 @@ anything = st.recursive(
 )
 
 
+PRESETS = ("cartpole_ppo", "continuous_mountain_car_ddpg")
+POLICY_FIELDS = {
+    f"policies.agent.{name}": fields[-1]
+    for preset in PRESETS
+    for name, fields, _ in leaves(load_config(preset).policies["agent"])
+}
+
+
 def paths():
     """Return the dotted names of all fields of a run and its policy."""
     run = [field.name for field in dataclasses.fields(TrainConfig)]
-    policy = [f"policies.agent.{name}" for name, _, _ in leaves(PolicyConfig())]
-    return [*run, *policy, "policies.agent", "policies.agent.network", "policies.agent.ddpg"]
+    blocks = ["policies.agent", "policies.agent.network", "policies.agent.ddpg"]
+    return [*run, *POLICY_FIELDS, *blocks]
 
 
 def likely(path):
     """Return a strategy for values of a field's type, including its limits and beyond."""
-    if not path.startswith("policies.agent."):
-        return anything
-    fields = {name: inside[-1] for name, inside, _ in leaves(PolicyConfig())}
-    field = fields.get(path.removeprefix("policies.agent."))
+    field = POLICY_FIELDS.get(path)
     if field is None:
         return anything
     if is_scheduled(field):
@@ -134,7 +137,7 @@ def load_of(text):
 
 
 @FEW
-@given(st.sampled_from(["cartpole_ppo", "continuous_mountain_car_ddpg"]), changes())
+@given(st.sampled_from(PRESETS), changes())
 def test_generated_field_values_load_or_raise(preset, changed):
     config = is_rejected_clearly(load_config, preset, **changed)
     if config is not None:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import wdjax
-from wdjax.train import PolicyConfig, TrainConfig, make_learner
+from wdjax.train import PPO, PolicyConfig, TrainConfig, make_learner
 
 GAMES = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite")
 
@@ -52,7 +52,7 @@ def main():
         assert agrees(name), name
     config = TrainConfig(
         env="gymnax:CartPole-v1",
-        policies={"agent": PolicyConfig(learning_rate=5e-3, epochs=4)},
+        policies={"agent": PolicyConfig(learning_rate=5e-3, options=PPO.Options(epochs=4))},
         num_envs=16,
         rollout_length=64,
     )

@@ -16,16 +16,22 @@ from flax import struct
 
 import wdjax
 from wdjax.drawing import Scene, Shapes
-from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, Trainer, load_run, make_learner
+from wdjax.train import (
+    PPO,
+    NetworkConfig,
+    PolicyConfig,
+    TrainConfig,
+    Trainer,
+    load_run,
+    make_learner,
+)
 from wdjax.train.config.env_params import complete_env_params
 
 N, T = 4, 40
 POLICY = PolicyConfig(
     network=NetworkConfig((32,), "tanh", shared_trunk=False),
     learning_rate=5e-3,
-    epochs=4,
-    minibatches=2,
-    normalize_advantage=True,
+    options=PPO.Options(epochs=4, minibatches=2, normalize_advantage=True),
 )
 
 

@@ -107,12 +107,23 @@ FIELDS |= {
 FIELDS = {name: strategy for name, strategy in FIELDS.items() if strategy is not None}
 
 
+def fields_of(preset):
+    """Return dotted field -> strategy for a run of a preset and the options of its algorithm."""
+    options = load_config(PRESETS / f"{preset}.yaml").policies[POLICIES[preset]].options
+    values = {f"POLICY.{n}": values_of(hint, field) for n, hint, field in hints(type(options))}
+    return FIELDS | {name: strategy for name, strategy in values.items() if strategy is not None}
+
+
+FIELDS_OF = {preset: fields_of(preset) for preset in POLICIES}
+
+
 @st.composite
 def configurations(draw, most=3):
     """Draw (preset, dotted field -> value)."""
     preset = draw(st.sampled_from(list(POLICIES)))
-    names = draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=most, unique=True))
-    changes = {name: draw(FIELDS[name]) for name in names}
+    fields = FIELDS_OF[preset]
+    names = draw(st.lists(st.sampled_from(sorted(fields)), min_size=1, max_size=most, unique=True))
+    changes = {name: draw(fields[name]) for name in names}
     text = json.dumps(changes).replace("POLICY.", f"policies.{POLICIES[preset]}.")
     return preset, json.loads(text.replace("POLICY", POLICIES[preset]))
 
@@ -203,15 +214,11 @@ def is_small(config):
     """Return whether one update of a configuration takes milliseconds."""
     sizes = [config.num_envs * config.rollout_length, config.eval_episodes, config.rollout_unroll]
     for policy in config.policies.values():
-        sizes += [
-            *policy.network.hidden_sizes,
-            policy.network.recurrent_size,
-            policy.epochs,
-            policy.past_selves,
-        ]
-        sizes += [policy.ddpg.updates_per_rollout, policy.ddpg.n_step, policy.ddpg.batch_size]
-        if policy.algorithm == "DDPG":
-            sizes.append(policy.ddpg.buffer_size / 1000)
+        sizes += [*policy.network.hidden_sizes, policy.network.recurrent_size, policy.past_selves]
+        options = dataclasses.asdict(policy.options)
+        names = ("epochs", "updates_per_rollout", "n_step", "batch_size")
+        sizes += [options.get(name, 0) for name in names]
+        sizes.append(options.get("buffer_size", 0) / 1000)
     return (
         max(sizes) <= 256
         and config.devices in (0, 1, 2)

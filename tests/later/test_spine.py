@@ -4,10 +4,13 @@ Each test fails until then.
 """
 
 import dataclasses
+import re
+from importlib.resources import files
 
 import jax
 import jax.numpy as jnp
 import pytest
+import yaml
 from flax import nnx
 
 from wdjax.train import (
@@ -189,11 +192,12 @@ def test_a_plain_option_that_is_not_finite_is_refused():
     ("preset", "algorithm"), [("cartpole_ppo", "A2C"), ("pendulum_ppo", "DDPG")]
 )
 def test_another_algorithm_for_a_preset_needs_at_most_one_round_of_changes(preset, algorithm):
-    changes, refusals = {"policies.agent.algorithm": algorithm}, 0
-    while message := refusal(lambda: load_config(preset, **changes)):
+    file = files("wdjax.experiments") / "configs" / f"{preset}.yaml"
+    raw, refusals = yaml.safe_load(file.read_text()), 0
+    agent = raw["policies"]["agent"]
+    agent["algorithm"] = algorithm
+    while message := refusal(lambda: load_config(raw)):
         refusals += 1
         assert refusals <= 1
-        for word in message.split():
-            if word.startswith("policies.agent."):
-                name = word.strip(",:;").removeprefix("policies.agent.")
-                changes[f"policies.agent.{name}"] = getattr(PolicyConfig(), name)
+        for name in re.findall(r"policies\.agent\.(\w+)", message):
+            del agent[name]
