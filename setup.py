@@ -27,11 +27,9 @@ NOT_INSTALLED = {
         "peer_programs",
         "peers",
         "purejaxrl",
-        "results",
-        "sweep",
         "warp_drive",
     ),
-    "wdjax.experiments.reference": ("__main__", "ablations", "rerun", "rows"),
+    "wdjax.experiments.reference": ("__main__", "rerun", "rows"),
 }
 
 

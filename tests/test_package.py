@@ -165,11 +165,9 @@ NOT_INSTALLED = {
         "peer_programs",
         "peers",
         "purejaxrl",
-        "results",
-        "sweep",
         "warp_drive",
     ),
-    "experiments/reference": ("__main__", "ablations", "rerun", "rows"),
+    "experiments/reference": ("__main__", "rerun", "rows"),
 }
 
 

@@ -1,115 +1,100 @@
-"""Training on several devices: speed-up and agreement on 1, 2 and 4 devices (as many as are available).
+"""Training on several devices: speed-up and agreement on 1, 2 and 4 devices, if available.
 
     python -m wdjax.experiments.benchmarks.devices                              # two rows of the suite
     python -m wdjax.experiments.benchmarks.devices tag_gridworld --devices 1 2 --json out.json
     JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=4 \\
         python -m wdjax.experiments.benchmarks.devices --small                  # virtual devices: no speed-up
 
-Whole updates of one program are timed as in the suite, with a fixed number of replicas per device (load "a device") and
-with a fixed total (load "in all"). The parameters after 3 updates from the same seed, at `highest` matmul precision,
-are compared with those on one device, by the largest |a - b| / |a| of any array (Euclidean norms). The exit status is 1
-if it exceeds 1e-3.
+Whole updates of one program are timed as in the suite, with a fixed number of replicas per device
+(load "a device") and with a fixed total (load "in all"). The parameters after 3 updates from the
+same seed, at `highest` matmul precision, are compared with those on one device, by the largest
+|a - b| / |a| of any array (Euclidean norms). The exit status is 1 if it exceeds 1e-3.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from wdjax.experiments.benchmarks.measure import compiled, learner_program
-from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS, Workload
-from wdjax.experiments.benchmarks.timing import Parser, machine, rates, write_json
+from wdjax.experiments.benchmarks.measure import learner_program, measure_program
+from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS
+from wdjax.experiments.benchmarks.timing import Parser, column, report, short
 from wdjax.train import TrainConfig, make_learner
 
 ROWS = {name: row for name, row in WORKLOADS.items() if TRAINING in row.tiers and not row.members}
-USUAL = ("tag_gridworld", "tag_continuous_105")
-# At 400 replicas and 50 steps the parameters come to lie 2e-2 apart on two GPUs: probably some draws lie so near the
-# border of two choices that rounding decides. Of so few draws as these none does.
+DEFAULT = ("tag_gridworld", "tag_continuous_105")
+# With 400 replicas and 50 steps, parameters on two GPUs differ by 2e-2: some of many draws are close
+# to the border between two actions, where rounding decides. With few draws, none is.
 COMPARED = {"tag_continuous_105": {"num_envs": 16, "rollout_length": 10}}
-NEAR = 1e-3  # relative
+TOLERANCE = 1e-3  # relative
+COLUMNS = {
+    "row": column("row"),
+    "load": column("load"),
+    "devices": column("devices"),
+    "envs": column("num_envs", "{:,}".format),
+    "env steps/s": column("env_steps_per_second", short),
+    "x baseline": column("speedup", "{:.2f}".format),
+    "ms per update": column("ms_per_pass", "{:.3g}".format),
+    "spread": column("spread", "{:.0%}".format),
+    "parameters differ by": column("difference", "{:.1e}".format),
+}
 
 
 def main() -> None:
-    """Measures and compares the rows named on the command line, or the usual, and prints a table of each."""
-    parser = Parser(__doc__, ROWS, USUAL)
-    parser.add_argument(
-        "--devices", nargs="+", type=int, default=[1, 2, 4], help="device counts; baseline first"
-    )
-    parser.add_argument(
-        "--only", choices=("agreement", "speed"), help="run only one of the two parts"
-    )
-    parser.add_argument("--small", action="store_true", help="sizes for a CPU")
+    """Measure and compare the rows named on the command line, or the default ones."""
+    parser = Parser(__doc__, ROWS, DEFAULT)
+    counts = "device counts; baseline first"
+    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], help=counts)
+    parser.add_argument("--only", choices=("agreement", "speed"), help="run only one of the parts")
     parsed = parser.parse()
-    numbers = [number for number in parsed.devices if number <= jax.device_count()]
-    print(f"{machine()}, {jax.device_count()} devices", flush=True)
-    results = []
-    for name in (
-        parsed.rows if parsed.only != "speed" else ()
-    ):  # first: it is short, and says whether speed counts
-        results += compare(name, numbers, parsed.small)
-    for name in parsed.rows if parsed.only != "agreement" else ():
-        results += measure(name, ROWS[name], numbers, parsed.small, parsed.repeats)
-    write_json(parsed.json, machine(), results)
-    raise SystemExit(any(result.get("difference", 0.0) > NEAR for result in results))
+    counts = [number for number in parsed.devices if number <= jax.device_count()]
+
+    def results() -> Iterator[dict[str, Any]]:
+        for name in parsed.rows if parsed.only != "speed" else ():  # short, therefore first
+            yield from compare(name, counts, parsed.small)
+        for name in parsed.rows if parsed.only != "agreement" else ():
+            yield from measure(name, counts, parsed.small, parsed.repeats)
+
+    done = report(results(), COLUMNS, parsed.json)
+    raise SystemExit(any(result.get("difference", 0.0) > TOLERANCE for result in done))
 
 
-def measure(
-    name: str, row: Workload, numbers: list[int], small: bool, repeats: int
-) -> list[dict[str, Any]]:
-    """Times a row on each number of devices, with its replicas for each and with its replicas in all, and prints it."""
-    config = row.config(small)
-    print(f"\n{name}: {learner_program(TRAINING, config, row.num_updates).words}")
-    print("      load  devices     envs    env steps/s  x baseline   ms/update  spread")
-    results, timed = [], {}
+def measure(name: str, counts: list[int], small: bool, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the speed of a row on each number of devices, with each load."""
+    config, passes = ROWS[name].config(small), ROWS[name].num_updates
+    timed: dict[tuple[int, int], dict[str, Any]] = {}
     for load in ("a device", "in all"):
-        first = None
-        for number in numbers:
+        baseline = None
+        for number in counts:
             num_envs = config.num_envs * (number if load == "a device" else 1)
-            if (num_envs, number) not in timed:  # one device has both loads in one
-                mine = dataclasses.replace(config, num_envs=num_envs, devices=number)
-                program = learner_program(TRAINING, mine, row.num_updates)
-                call = compiled(program.function, program.start(), program.options)
-                timed[num_envs, number] = rates(call, repeats, program.env_steps, program.passes)
-            result = {
-                "row": name,
-                "load": load,
-                "devices": number,
-                "num_envs": num_envs,
-                **timed[num_envs, number],
-            }
-            speed = result["env_steps_per_second"]
-            first = first or speed
-            print(
-                f"{load:>10} {number:8d} {num_envs:8,d} {speed:14,.0f} {speed / first:12.2f} "
-                f"{result['ms_per_pass']:10.2f} {result['spread']:7.0%}",
-                flush=True,
-            )
-            results.append({**result, "times_the_first": speed / first})
-    return results
+            if (num_envs, number) not in timed:  # on one device, both loads are equal
+                resized = dataclasses.replace(config, num_envs=num_envs, devices=number)
+                program = learner_program(TRAINING, resized, passes)
+                timed[num_envs, number] = measure_program(program, repeats)
+            numbers = timed[num_envs, number]
+            baseline = baseline or numbers["env_steps_per_second"]
+            sizes = {"row": name, "load": load, "devices": number, "num_envs": num_envs}
+            yield sizes | numbers | {"speedup": numbers["env_steps_per_second"] / baseline}
 
 
-def compare(name: str, numbers: list[int], small: bool) -> list[dict[str, Any]]:
-    """Compares what a row has learned after 3 updates with what it has on the first number of devices; prints it."""
-    config = dataclasses.replace(
-        ROWS[name].config(small), **({} if small else COMPARED.get(name, {}))
-    )
-    first, *others = numbers
-    learned, results = learn(dataclasses.replace(config, devices=first)), []
+def compare(name: str, counts: list[int], small: bool) -> Iterator[dict[str, Any]]:
+    """Yield the difference of a row's parameters on each number of devices from the first one."""
+    config = ROWS[name].config(small)
+    config = dataclasses.replace(config, **({} if small else COMPARED.get(name, {})))
+    first, *others = counts
+    expected = learn(dataclasses.replace(config, devices=first))
     for number in others:
-        found = learn(dataclasses.replace(config, devices=number))
-        pairs = zip(jax.tree.leaves(learned), jax.tree.leaves(found), strict=True)
-        worst = max(float(np.linalg.norm(a - b) / max(np.linalg.norm(a), 1e-30)) for a, b in pairs)
-        print(
-            f"{name}: parameters on {number} devices differ from those on {first} by {worst:.1e}",
-            flush=True,
-        )
-        results.append({"row": name, "devices": number, "difference": worst})
-    return results
+        params = learn(dataclasses.replace(config, devices=number))
+        pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(params), strict=True)
+        norms = [(np.linalg.norm(a - b), np.linalg.norm(a)) for a, b in pairs]
+        worst = max(float(apart / max(norm, 1e-30)) for apart, norm in norms)
+        yield {"row": name, "devices": number, "difference": worst}
 
 
 def learn(config: TrainConfig) -> dict[str, Any]:
-    """Returns every policy's parameters after 3 updates at `highest` matmul precision, as NumPy arrays."""
+    """Return every policy's parameters after 3 updates at `highest` matmul precision, in NumPy."""
     learner = make_learner(config)
     with jax.default_matmul_precision("highest"):
         state, _ = learner.run(learner.init(jax.random.key(config.seed)), num_updates=3)

@@ -1,240 +1,142 @@
-"""Scaling of one update: time and memory against the number of replicas, rollout length, agents and policies.
+"""Scaling of one update: time and memory against replicas, rollout length, agents and policies.
 
-    python -m wdjax.experiments.benchmarks.growth --json growth.json --picture docs/growth.png     # on a GPU
-    python -m wdjax.experiments.benchmarks.growth replicas --small                                 # sizes for a CPU
-    python -m wdjax.experiments.benchmarks.growth --redraw growth.json --picture docs/growth.png   # only draw
+    python -m wdjax.experiments.benchmarks.growth --json growth.json --picture docs/growth.png
+    python -m wdjax.experiments.benchmarks.growth replicas --small                 # sizes for a CPU
 
-replicas, rollout_length: cartpole with A2C, 32-32. agents: tag_gridworld with A2C, 32-32, partial observations and one
-shared policy. policies: the same environment with 15 taggers and 1 runner divided among the policies. Whole updates are
-timed as in the suite (median over repeats). Memory is the compiler's estimate for the program: arguments, results and
-temporaries. "slope" is the slope of the time since the previous point on logarithmic axes: 0 means constant time, 1
-means time proportional to the size.
+replicas, rollout_length: cartpole with A2C, 32-32. agents: tag_gridworld with A2C, 32-32, partial
+observations and one shared policy. policies: the same environment with 15 taggers and 1 runner
+divided among the policies. Whole updates are timed as in the suite (median over repeats). Memory is
+the compiler's estimate for the program: arguments, results and temporaries. "slope" is the slope of
+the time since the previous point on logarithmic axes: 0 means constant time, 1 means time
+proportional to the size.
 """
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from wdjax.console import Console
-from wdjax.experiments.benchmarks.measure import compiled_bytes, learner_program
+from wdjax.experiments.benchmarks.measure import learner_program, measure_program
 from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS
-from wdjax.experiments.benchmarks.timing import (
-    Parser,
-    machine,
-    make_table,
-    rates,
-    short,
-    write_json,
-)
-from wdjax.train.config.schema import TrainConfig
-from wdjax.train.host.programs import compile_lowered
-from wdjax.train.load import change_config, load_config
+from wdjax.experiments.benchmarks.timing import Parser, Result, column, report, short
+from wdjax.train import TrainConfig, load_config
 
-NUM_UPDATES = 10  # in a timed program
+NUM_UPDATES = 10  # of a timed program
 CURVES: dict[str, tuple[int, ...]] = {
     "replicas": (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000),
     "rollout_length": (1, 4, 16, 64, 256, 1_024),
     "agents": (2, 5, 10, 30, 100, 300, 1_000),
     "policies": (1, 2, 4, 8),
 }
-MOST = {
-    "replicas": 10_000,
-    "rollout_length": 256,
-    "agents": 100,
-    "policies": 8,
-}  # at sizes for a CPU
+LARGEST = {"replicas": 10_000, "rollout_length": 256, "agents": 100, "policies": 8}  # with --small
+COLUMNS = {
+    "row": column("size", "{:,}".format),
+    "ms per update": column("ms_per_pass", "{:.3g}".format),
+    "spread": column("spread", "{:.0%}".format),
+    "slope": column("slope", "{:.2f}".format),
+    "memory, bytes": lambda result: short(result["compiled_bytes"]["all"]),
+    "env steps/s": column("env_steps_per_second", short),
+}
 
 
 def config_of(curve: str, size: int, small: bool = False) -> TrainConfig:
-    """Returns the configuration of a point; small: with a hundredth of the replicas, but on their own curve."""
+    """Return the configuration of a point; `small`: with few replicas, except on their own curve."""
     if curve in ("replicas", "rollout_length"):
-        changes = {"num_envs": size} if curve == "replicas" else {"rollout_length": size}
-        few = {"num_envs": 100} if small and curve != "replicas" else {}
-        return change_config(
-            WORKLOADS["cartpole_a2c"].config(), **{"rollout_unroll": 1, **few, **changes}
-        )
+        config = WORKLOADS["cartpole_a2c"].config(small)
+        field = "num_envs" if curve == "replicas" else "rollout_length"
+        return dataclasses.replace(config, rollout_unroll=1, **{field: size})
     taggers = size - 1 if curve == "agents" else 15
+    changes = {"env_params.num_taggers": taggers, "env_params.use_full_observation": False}
+    num_envs = 20 if small else 2_000
     config = load_config(
-        "tag_gridworld", devices=1, num_envs=20 if small else 2_000, rollout_length=10,
-        **{"env_params.num_taggers": taggers, "env_params.use_full_observation": False},
-    )  # fmt: skip
+        "tag_gridworld", devices=1, num_envs=num_envs, rollout_length=10, **changes
+    )
     return split(config, size, taggers) if curve == "policies" else config
 
 
 def title_of(curve: str, config: TrainConfig) -> str:
-    """Returns what stays as it is along a curve, in words."""
+    """Return the sizes that a curve keeps fixed as text."""
     steps = f"rollouts of {config.rollout_length}"
     fixed = {"replicas": f"{config.num_envs:,} replicas", "rollout_length": steps}
     fixed.pop(curve, None)
     agents = ["16 agents"] if curve == "policies" else []
-    return f"{config.env}: {', '.join([*agents, *fixed.values()])}"
+    return f"{config.env}, {curve}: {', '.join([*agents, *fixed.values()])}"
 
 
 def split(config: TrainConfig, number: int, taggers: int) -> TrainConfig:
-    """Returns a configuration in which so many policies share the agents evenly; the runner is the last one's."""
+    """Divide the agents evenly among policies; the last one controls the runner."""
     [shared] = config.policies.values()
     bounds = [k * (taggers + 1) // number for k in range(number + 1)]
-    policies = {
-        f"policy_{k}": dataclasses.replace(shared, agents=(
-            f"tagger[{bounds[k]}:{min(bounds[k + 1], taggers)}]", *["runner"] * (k == number - 1)
-        ))
-        for k in range(number)
-    }  # fmt: skip
+    policies = {}
+    for k in range(number):
+        agents = [f"tagger[{bounds[k]}:{min(bounds[k + 1], taggers)}]"]
+        agents += ["runner"] * (k == number - 1)
+        policies[f"policy_{k}"] = dataclasses.replace(shared, agents=tuple(agents))
     return dataclasses.replace(config, policies=policies)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures the curves named on the command line, or all, and prints a table of each; draws them where asked."""
+    """Measure the curves named on the command line, or all, and draw them on request."""
     parser = Parser(__doc__, CURVES)
-    parser.add_argument("--small", action="store_true", help="sizes for a CPU")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves to this file")
-    parser.add_argument(
-        "--redraw",
-        type=Path,
-        metavar="FILE",
-        help="draw the numbers of this file without measuring",
-    )
+    picture = "draw the curves to this file"
+    parser.add_argument("--picture", type=Path, metavar="FILE", help=picture)
     parsed = parser.parse(arguments)
-    if parsed.redraw:
-        stored = json.loads(parsed.redraw.read_text(encoding="utf8"))
-        words, results = stored["machine"], stored["rows"]
-    else:
-        jax.config.update("jax_enable_compilation_cache", False)
-        words = f"{machine()}{', small sizes' if parsed.small else ''}"
-        results = measure(
-            parsed.rows,
-            parsed.small,
-            parsed.repeats,
-            lambda done: write_json(parsed.json, words, done),
-        )
-    print(words)
-    for curve in dict.fromkeys(result["curve"] for result in results):
-        own = [result for result in results if result["curve"] == curve]
-        Console(width=120).print(make_table((curve, *COLUMNS), map(cells, own), own[0]["title"]))
-    write_json(parsed.json, words, results)
+    jax.config.update("jax_enable_compilation_cache", False)
+    points = measure(parsed.rows, parsed.small, parsed.repeats)
+    results = report(points, COLUMNS, parsed.json)
     if parsed.picture:
-        draw(results, words, parsed.picture)
+        draw(results, parsed.picture)
 
 
-def measure(
-    curves: Sequence[str],
-    small: bool,
-    repeats: int,
-    keep: Callable[[list[dict[str, Any]]], None] = lambda done: None,
-) -> list[dict[str, Any]]:
-    """Compiles all points, several at a time on a GPU's host, and times one after the other.
-
-    Args:
-        keep: is told what is there so far after each point.
-
-    Returns:
-        the numbers of every point.
-    """
-    sizes = {curve: [n for n in CURVES[curve] if not small or n <= MOST[curve]] for curve in curves}
-    configs = {(curve, n): config_of(curve, n, small) for curve in curves for n in sizes[curve]}
-    programs = [learner_program(TRAINING, config, NUM_UPDATES) for config in configs.values()]
-    threads = 1 if jax.default_backend() == "cpu" else 8
-    results: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(threads) as pool:
-        lowered = (
-            jax.jit(program.function).lower(*jax.eval_shape(program.start)) for program in programs
-        )
-        compiled = [
-            pool.submit(compile_lowered, one, p.options)
-            for one, p in zip(lowered, programs, strict=True)
-        ]
-        for (curve, size), program, future in zip(configs, programs, compiled, strict=True):
-            function = future.result()
-            numbers = {
-                "curve": curve, "size": size, "title": title_of(curve, configs[curve, size]), "workload": program.words,
-                "bytes": compiled_bytes(function)["all"],
-            }  # fmt: skip
-            try:
-                state = jax.block_until_ready(jax.jit(program.start)())
-                numbers |= rates(
-                    lambda f=function, s=state: f(*s), repeats, program.env_steps, NUM_UPDATES
-                )
-            except jax.errors.JaxRuntimeError as error:  # memory, at the largest
-                numbers["error"] = str(error).splitlines()[0]
-            results.append(numbers | slope(results, numbers))
-            print(curve, *cells(results[-1]), sep="  ", flush=True)
-            keep(results)
-    return results
+def measure(curves: Sequence[str], small: bool, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the numbers of every point of the curves."""
+    for curve in curves:
+        last: dict[str, Any] = {}
+        for size in CURVES[curve]:
+            if small and size > LARGEST[curve]:
+                continue
+            config = config_of(curve, size, small)
+            numbers = measure_program(learner_program(TRAINING, config, NUM_UPDATES), repeats)
+            point = {"curve": curve, "size": size, "table": title_of(curve, config), **numbers}
+            last = point | slope(last, point)
+            yield last
 
 
-def slope(before: Sequence[Mapping[str, Any]], point: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the slope of the time between the last point and this one of a curve, both axes logarithmic."""
-    if (
-        not before
-        or before[-1]["curve"] != point["curve"]
-        or "error" in before[-1]
-        or "error" in point
-    ):
+def slope(before: Result, point: Result) -> dict[str, float]:
+    """Return the slope of the time between two points on logarithmic axes, if both have a time."""
+    if "ms_per_pass" not in before or "ms_per_pass" not in point:
         return {}
-    rise = math.log(point["ms_per_pass"] / before[-1]["ms_per_pass"])
-    return {"slope": rise / math.log(point["size"] / before[-1]["size"])}
+    rise = math.log(point["ms_per_pass"] / before["ms_per_pass"])
+    return {"slope": rise / math.log(point["size"] / before["size"])}
 
 
-COLUMNS = ("ms per update", "spread", "slope", "memory, MB", "env steps/s")
-
-
-def cells(result: Mapping[str, Any]) -> list[str]:
-    """Returns a point's cells of the table."""
-    memory = (
-        f"{result['bytes'] / 1e6:,.3g}"
-        if result["bytes"] < 1e9
-        else f"{result['bytes'] / 1e6:,.0f}"
-    )
-    if "error" in result:
-        return [f"{result['size']:,}", "-", "-", "-", memory, result["error"]]
-    rise = f"{result['slope']:.2f}" if "slope" in result else ""
-    speed = short(result["env_steps_per_second"])
-    return [
-        f"{result['size']:,}",
-        f"{result['ms_per_pass']:.3g}",
-        f"{result['spread']:.0%}",
-        rise,
-        memory,
-        speed,
-    ]
-
-
-def draw(results: Sequence[Mapping[str, Any]], words: str, path: Path) -> None:
-    """Draws a panel for each curve: time of an update and memory of its program, all axes logarithmic."""
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Draw time and memory of an update against size, one panel per curve, logarithmic axes."""
     from matplotlib.figure import Figure
 
+    results = [result for result in results if "error" not in result]
     curves = list(dict.fromkeys(result["curve"] for result in results))
-    figure = Figure(figsize=(9, 3.4 * math.ceil(len(curves) / 2)), layout="constrained")
-    figure.suptitle(f"Scaling of one update ({words.split(' (')[0]})", fontsize=11)
-    for number, curve in enumerate(curves):
-        own = [result for result in results if result["curve"] == curve and "error" not in result]
-        sizes = [result["size"] for result in own]
-        axes = figure.add_subplot(math.ceil(len(curves) / 2), 2, number + 1)
+    rows = math.ceil(len(curves) / 2)
+    figure = Figure(figsize=(9, 3.4 * rows), layout="constrained")
+    figure.suptitle(f"Scaling of one update ({results[0]['machine'].split(' (')[0]})", fontsize=11)
+    for number, curve in enumerate(curves, 1):
+        points = [result for result in results if result["curve"] == curve]
+        sizes = [point["size"] for point in points]
+        axes = figure.add_subplot(rows, 2, number)
         memory = axes.twinx()
-        axes.loglog(sizes, [r["ms_per_pass"] for r in own], "o-", color="#245EB6", markersize=4)
-        memory.loglog(
-            sizes,
-            [r["bytes"] / 1e6 for r in own],
-            "s--",
-            color="#C2571A",
-            markersize=3,
-            linewidth=1,
-        )
-        axes.set_title(own[0]["title"], fontsize=9)
+        times = [point["ms_per_pass"] for point in points]
+        sizes_in_mb = [point["compiled_bytes"]["all"] / 1e6 for point in points]
+        axes.loglog(sizes, times, "o-", color="#245EB6", markersize=4)
+        memory.loglog(sizes, sizes_in_mb, "s--", color="#C2571A", markersize=3, linewidth=1)
+        axes.set_title(points[0]["table"], fontsize=9)
         axes.set_xlabel(curve.replace("_", " ") + (" (steps)" if curve == "rollout_length" else ""))
         axes.set_ylabel("time per update (ms)", color="#245EB6")
         memory.set_ylabel("memory (MB)", color="#C2571A")
         axes.grid(alpha=0.3)
-        for scale in (
-            axes,
-            memory,
-        ):  # a curve that stays within a decade would have one label, or none
+        for scale in (axes, memory):  # whole decades, so that every axis has at least two labels
             low, high = scale.get_ylim()
             scale.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         if sizes[-1] < 20:

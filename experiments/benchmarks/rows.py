@@ -25,12 +25,12 @@ STEPPING, INFERENCE, TRAINING, RUNS, STARTUP = TIERS = (
     "runs",
     "startup",
 )
-TIER_WORDS = {
+TIER_TITLES = {
     STEPPING: "Environment stepping: random actions, fresh resets",
     INFERENCE: "Stepping with inference: policies act without learning",
     TRAINING: "Training: whole updates, rollout and learning",
     RUNS: "Presets as users run them: Trainer with the unchanged preset",
-    STARTUP: "Start-up: from process start until the first update starts",
+    STARTUP: "Start-up until the first update starts: empty / filled compilation cache",
 }
 
 

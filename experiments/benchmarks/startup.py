@@ -1,150 +1,109 @@
 """Start-up time: from process start until the first update of `wdjax train tag_continuous` starts.
 
-Each measurement is a separate process that stops when its first program is ready to run. The first process has an empty
-compilation cache (cold); the others reuse it (warm, median). Targets: cold under 25 s on a CPU and 20 s on a GPU, warm
-6 s. The first stage, "until the Trainer", includes imports and parsing of arguments.
+Each measurement is a separate process that stops when its first program is ready to run. The first
+process has an empty compilation cache (cold); the others reuse it (warm, median). Targets: cold
+under 25 s on a CPU and 20 s on a GPU, warm 6 s. The first stage, "until the Trainer", includes
+imports and parsing of arguments; the second one, "compile and init", includes tracing.
 """
 
-import importlib
 import importlib.util
-import json
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from rich.table import Table
 
 from wdjax.experiments import cli
-from wdjax.experiments.benchmarks.timing import machine, make_table, start
+from wdjax.experiments.benchmarks.timing import in_new_process, machine
 from wdjax.train import load_config
-from wdjax.train.devices.startup import no_garbage_collection
 
 PRESET = "tag_continuous"
-COLD_SECONDS = {"cpu": 25.0, "gpu": 20.0}  # by platform, at most
+COLD_SECONDS = {"cpu": 25.0, "gpu": 20.0}  # targets by platform
 WARM_SECONDS = 6.0
-STAGES = ("until the Trainer", "make_learner", "trace and lower", "init and compile", "the rest")
+STAGES = ("until the Trainer", "compile and init", "the rest")
 
 
 def measure(repeats: int, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Starts the command 1 + `repeats` times.
+    """Start the command 1 + `repeats` times.
 
     Args:
-        repeats: runs with a warm cache.
+        repeats: number of runs with a filled cache.
         changes: further arguments of `wdjax train`.
 
     Returns:
-        `cold` and `warm`: the seconds of every stage and their `total`; `machine`; `must`, the targets in seconds.
+        `cold` and `warm`: the seconds of every stage, their `total`, and the target `must`;
+        `warm_totals`; `machine` and `workload`.
 
     Raises:
-        subprocess.CalledProcessError: where a run ends otherwise.
+        subprocess.CalledProcessError: if a run fails.
     """
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         variables = {"XDG_CACHE_HOME": f"{folder}/cache", "JAX_COMPILATION_CACHE_DIR": ""}
         for i in range(1 + repeats):
-            arguments = (repr(time.time()), "--workdir", f"{folder}/run{i}", *changes)
-            runs.append(start("startup", arguments, variables))
+            arguments = (time.time(), f"{folder}/run{i}", *changes)
+            runs.append(in_new_process(run, *arguments, variables=variables))
     cold, *warm = runs
-    totals = [run["seconds"]["total"] for run in warm]
-    nearest = min(warm, key=lambda run: abs(run["seconds"]["total"] - statistics.median(totals)))
+    median = sorted(warm, key=lambda run: run["total"])[(repeats - 1) // 2]
+    must = COLD_SECONDS.get(cold["platform"], COLD_SECONDS["gpu"])
     return {
         "machine": cold["machine"],
         "workload": f"wdjax train {' '.join((PRESET, *changes))}",
-        "cold": cold["seconds"],
-        "warm": nearest["seconds"],
-        "warm_totals": totals,
-        "must": {
-            "cold": COLD_SECONDS.get(cold["platform"], COLD_SECONDS["gpu"]),
-            "warm": WARM_SECONDS,
-        },
+        "cold": cold | {"must": must},
+        "warm": median | {"must": WARM_SECONDS},
+        "warm_totals": [run["total"] for run in warm],
     }
 
 
 class Started(BaseException):
-    """The first update could start now."""
+    """The first program is ready to run."""
 
 
-def child(begun: str, *arguments: str) -> None:
-    """What the started process does: the command, with a clock around its stages, until the first update could run.
-    Prints its seconds by stage, machine and platform as a line of JSON.
+def run(started: float, workdir: str, *changes: str) -> dict[str, Any]:
+    """Run the command until its first update could start, and return the seconds of each stage.
 
     Args:
-        begun: when the process was started (seconds of `time.time`).
-        arguments: the command's own.
+        started: `time.time()` when the process was started.
+        workdir: folder of the run.
+        changes: further arguments of `wdjax train`.
     """
-    seconds: dict[str, float] = {}
+    seconds: dict[str, Any] = {}
     import_trainer = cli.import_trainer
 
-    def timed(stage: str, module: ModuleType, name: str) -> None:
-        function = getattr(module, name)
+    def import_and_patch() -> type:
+        trainer_class = import_trainer()
+        seconds["until the Trainer"] = time.time() - started
+        module = sys.modules[trainer_class.__module__]
+        compile_and_init = module.compile_and_init
 
-        def call(*arguments: Any) -> Any:
+        def compile_and_stop(*arguments: Any) -> None:
             start = time.time()
-            result = jax.block_until_ready(function(*arguments))
-            seconds[stage] = time.time() - start
-            if stage == "init and compile":
-                raise Started
-            return result
+            jax.block_until_ready(compile_and_init(*arguments)[0])
+            seconds["compile and init"] = time.time() - start
+            raise Started
 
-        setattr(module, name, call)
+        module.compile_and_init = compile_and_stop
+        return trainer_class
 
-    def imported() -> type:
-        found = import_trainer()
-        seconds["until the Trainer"] = time.time() - float(begun)
-        trainer, programs = (
-            importlib.import_module(f"wdjax.train.{name}") for name in ("trainer", "host.programs")
-        )
-        timed("make_learner", trainer, "make_learner")
-        timed("trace and lower", programs, "lower_chunk")
-        timed("init and compile", trainer, "compile_and_init")
-        return found
-
-    cli.import_trainer = imported
+    cli.import_trainer = import_and_patch
     try:
-        run_command(arguments)
+        run_command(workdir, *changes)
     except Started:
-        total = time.time() - float(begun)
-        seconds["init and compile"] -= seconds["trace and lower"]
-        seconds |= {"the rest": total - sum(seconds.values()), "total": total}
-        print(
-            json.dumps(
-                {"seconds": seconds, "machine": machine(), "platform": jax.devices()[0].platform}
-            )
-        )
+        seconds["total"] = time.time() - started
+    seconds["the rest"] = seconds["total"] - sum(seconds[stage] for stage in STAGES[:2])
+    return seconds | {"machine": machine(), "platform": jax.devices()[0].platform}
 
 
-def run_command(arguments: Sequence[str]) -> None:
-    """Runs the command; where tyro is not installed, the trainer, with the preset as it is."""
+def run_command(workdir: str, *changes: str) -> None:
+    """Run the command, or without tyro the Trainer with the unchanged preset."""
     if importlib.util.find_spec("tyro") is not None:
-        return cli.main(["train", PRESET, *arguments])
-    _, workdir, *changes = arguments
+        return cli.main(["train", PRESET, "--workdir", workdir, *changes])
     if changes:
         raise ValueError("changing fields of the preset needs tyro. Run pip install tyro")
     cli.cache_compilations()
     config, trainer_class = load_config(PRESET), cli.import_trainer()
-    with no_garbage_collection():
+    with cli.no_garbage_collection():
         trainer = trainer_class(config, workdir)
     trainer.train()
-
-
-def table(result: Mapping[str, Any]) -> Table:
-    """Returns what was measured as a table, a row for the empty cache and one for the filled."""
-    title = f"Start-up time in seconds: {result['workload']}, until the first update starts"
-    rows = (
-        (
-            words,
-            *(f"{result[name][stage]:.2f}" for stage in ("total", *STAGES)),
-            f"{result['must'][name]:.0f}",
-        )
-        for name, words in (("cold", "empty"), ("warm", "filled"))
-    )
-    return make_table(("compilation cache", "total", *STAGES, "must"), rows, title)
-
-
-if __name__ == "__main__":
-    child(*sys.argv[1:])

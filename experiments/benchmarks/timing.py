@@ -1,6 +1,7 @@
-"""What every benchmark shares: options, how a program is timed, on what it ran, processes, tables."""
+"""Tools shared by all benchmarks: command line, timing, child processes, JSON files and tables."""
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -17,66 +18,77 @@ import jaxlib
 from rich.table import Column, Table
 
 from wdjax.checks import require, require_known
+from wdjax.console import Console
+
+Result = Mapping[str, Any]  # the numbers of one measurement by name
+Columns = Mapping[str, Callable[[Result], str]]  # header -> text of a cell; KeyError if it is empty
 
 
 class Parser(argparse.ArgumentParser):
-    """The command line of a benchmark: rows by name; --repeats and --json unless `repeats` is 0; what else is added."""
+    """Command line of a benchmark: optional row names, and --repeats, --small and --json if timed."""
 
     def __init__(
         self,
-        words: str,
+        description: str,
         rows: Collection[str] = (),
-        usual: Collection[str] = (),
-        repeats: int = 5,
+        default: Collection[str] = (),
+        timed: bool = True,
         **options: Any,
     ) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(
-            description=words, formatter_class=formatter, allow_abbrev=False, **options
+            description=description, formatter_class=formatter, allow_abbrev=False, **options
         )
         self.rows = rows
         if rows:
-            known = f"rows to measure: {', '.join(rows)} (default: {', '.join(usual) or 'all'})"
-            self.add_argument("rows", nargs="*", default=usual or rows, metavar="ROW", help=known)
-        if repeats:
-            runs = f"timed runs per row, at least 1 (default: {repeats})"
-            self.add_argument("--repeats", type=int, default=repeats, help=runs)
-            self.add_argument(
-                "--json", type=Path, metavar="FILE", help="also write all numbers to this file"
-            )
+            known = f"rows to measure: {', '.join(rows)} (default: {', '.join(default) or 'all'})"
+            self.add_argument("rows", nargs="*", default=default or rows, metavar="ROW", help=known)
+        if timed:
+            repeats = "timed runs per row, at least 1 (default: 5)"
+            self.add_argument("--repeats", type=int, default=5, help=repeats)
+            self.add_argument("--small", action="store_true", help="sizes for a CPU")
+            self.add_json()
+
+    def add_json(self) -> None:
+        """Add the option --json."""
+        self.add_argument(
+            "--json", type=Path, metavar="FILE", help="also write all numbers to this file"
+        )
 
     def error(self, message: str) -> NoReturn:
-        """Ends with one sentence and exit status 2."""
+        """Exit with one sentence and status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """Returns the options; `error` where an option or a row is unknown, or a number below 1."""
+        """Parse the arguments; `error` for an unknown option or row and for integers below 1."""
         parsed, unknown = self.parse_known_args(arguments)
+        options = [option for option in self._option_string_actions if option != "-h"]
         try:
             for name in unknown:
-                require_known(
-                    "option",
-                    name,
-                    [option for option in self._option_string_actions if option != "-h"],
-                )
+                require_known("option", name, options)
             for name in parsed.rows if self.rows else ():
                 require_known("row", name, self.rows)
             for name, value in vars(parsed).items():
                 for number in value if isinstance(value, list) else [value]:
-                    require(
-                        type(number) is not int or number >= 1,
-                        f"--{name.replace('_', '-')}",
-                        number,
-                        "at least 1",
-                    )
+                    allowed = type(number) is not int or number >= 1
+                    require(allowed, f"--{name.replace('_', '-')}", number, "at least 1")
         except ValueError as error:
             self.error(str(error))
         return parsed
 
 
 def rates(program: Callable[[], Any], repeats: int, env_steps: int, passes: int) -> dict[str, Any]:
-    """Returns the times of `repeats` calls after a warm-up, until their results are ready, and the rates of the median
-    one, by name; a call is so many env steps and passes (updates, rollouts or steps of all replicas)."""
+    """Time calls of a program after one warm-up call, each until its results are ready.
+
+    Args:
+        program: called without arguments.
+        repeats: number of timed calls.
+        env_steps: env steps of one call.
+        passes: updates, rollouts or steps of all replicas in one call.
+
+    Returns:
+        env_steps_per_second and ms_per_pass of the median call, spread, and the seconds of each call.
+    """
     jax.block_until_ready(program())
     seconds = []
     for _ in range(repeats):
@@ -93,13 +105,13 @@ def rates(program: Callable[[], Any], repeats: int, env_steps: int, passes: int)
 
 
 def median_and_spread(seconds: list[float]) -> tuple[float, float]:
-    """Returns the median, and (max - min) / median."""
+    """Return the median, and (max - min) / median."""
     median = statistics.median(seconds)
     return median, (max(seconds) - min(seconds)) / median
 
 
 def machine() -> str:
-    """Returns the device and the versions."""
+    """Return the device and the versions as text."""
     device = jax.devices()[0]
     precision = jax.config.jax_default_matmul_precision or "default"
     return (
@@ -109,7 +121,7 @@ def machine() -> str:
 
 
 def short(value: float | None) -> str:
-    """Returns a number with three digits and its thousands in a letter: 42.6 k, 1.20 M, 17.3 G; "-" for None."""
+    """Return a number with three digits and a unit: 42.6 k, 1.20 M, 17.3 G; "-" for None."""
     if value is None:
         return "-"
     sizes = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
@@ -118,48 +130,81 @@ def short(value: float | None) -> str:
     return f"{scaled:,.{max(0, 2 - sum(scaled >= limit for limit in (9.995, 99.95)))}f}{letter}"
 
 
-def command(
-    module: str, arguments: Iterable[str], variables: Mapping[str, str]
-) -> tuple[list[str], dict[str, str]]:
-    """Returns the command line and the environment of a process of its own that runs a benchmark of this very wdjax,
-    whatever the current folder is.
+def in_new_process(
+    function: Callable[..., Any], *arguments: Any, variables: Mapping[str, str] | None = None
+) -> Any:
+    """Call a module-level function in a new process of this installation of wdjax.
 
     Args:
-        module: of this package.
-        arguments: of its command line.
-        variables: over those of the environment; an empty one is left out.
-    """
-    home = Path(sys.modules["wdjax"].__file__).parents[1]
-    path = filter(None, (str(home), os.environ.get("PYTHONPATH")))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
-    line = [sys.executable, "-P", "-m", f"wdjax.experiments.benchmarks.{module}", *arguments]
-    return line, {name: value for name, value in environ.items() if value}
-
-
-def start(module: str, arguments: Iterable[str], variables: Mapping[str, str]) -> Any:
-    """Runs such a process to its end. Returns what it printed as its last line, in JSON.
+        function: called with `arguments`; its result, and the arguments, are sent as JSON.
+        variables: environment variables to set; an empty value unsets one.
 
     Raises:
-        subprocess.CalledProcessError: where it ends with another status than 0.
+        subprocess.CalledProcessError: if the process exits with another status than 0.
     """
-    line, environ = command(module, arguments, variables)
-    ended = subprocess.run(line, stdout=subprocess.PIPE, text=True, env=environ, check=True)
-    return json.loads(ended.stdout.splitlines()[-1])
+    code = (
+        f"import json, sys; from {function.__module__} import {function.__name__} as function\n"
+        "print(json.dumps(function(*json.loads(sys.argv[1]))))"
+    )
+    home = Path(sys.modules["wdjax"].__file__).parents[1]
+    path = os.pathsep.join(filter(None, (str(home), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, "PYTHONPATH": path, **(variables or {})}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, json.dumps(arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in environ.items() if value},
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def write_json(path: Path | None, words: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes what was measured, and on what in words, to a file, where one is asked for."""
-    if path is not None:
-        path.write_text(json.dumps({"machine": words, "rows": rows}, indent=1), encoding="utf8")
+def column(name: str, show: Callable[[Any], str] = str) -> Callable[[Result], str]:
+    """Return the cell of a table that shows one number of a result."""
+    return lambda result: show(result[name])
 
 
-def make_table(
-    columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None
-) -> Table:
-    """Returns a table: the first column holds names, the others numbers."""
-    name, *numbers = columns
-    headers = (Column(name, no_wrap=True), *(Column(number, justify="right") for number in numbers))
-    shown = Table(*headers, title=title, title_justify="left")
+def report(results: Iterable[Result], columns: Columns, path: Path | None = None) -> list[Result]:
+    """Print each result when it is measured, then tables of all; write them to `path` after each.
+
+    Results with the same "table" share a table of that title. A table omits empty columns.
+
+    Returns:
+        all results.
+    """
+    done: list[Result] = []
+    for result in results:
+        done.append(result)
+        cells = cells_of(result, columns)
+        numbers = (f"{name}: {text}" for name, text in cells.items() if name != "row")
+        failed = [f"failed: {result['error']}"] if "error" in result else []
+        workload = [result["workload"]] if "workload" in result else []
+        print("   ", ", ".join([cells["row"], *numbers, *workload, *failed]), flush=True)
+        if path is not None:
+            path.write_text(json.dumps(done, indent=1), encoding="utf8")
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    for words in dict.fromkeys(result.get("machine", machine()) for result in done):
+        console.print(words, soft_wrap=True, highlight=False)
+    for title in dict.fromkeys(result.get("table") for result in done):
+        console.print(make_table([r for r in done if r.get("table") == title], columns, title))
+    return done
+
+
+def cells_of(result: Result, columns: Columns) -> dict[str, str]:
+    """Return header -> text of the columns for which a result has numbers."""
+    cells = {}
+    for name, show in columns.items():
+        with contextlib.suppress(KeyError):
+            cells[name] = show(result)
+    return cells
+
+
+def make_table(results: Sequence[Result], columns: Columns, title: str | None = None) -> Table:
+    """Return a table of results; its first column holds names, the others numbers."""
+    rows = [cells_of(result, columns) for result in results]
+    first, *others = [name for name in columns if any(name in row for row in rows)]
+    headers = (Column(first, no_wrap=True), *(Column(name, justify="right") for name in others))
+    table = Table(*headers, title=title, title_justify="left")
     for row in rows:
-        shown.add_row(*row)
-    return shown
+        table.add_row(*(row.get(name, "-") for name in (first, *others)))
+    return table

@@ -10,10 +10,11 @@ first seed are stored too (`wdjax eval reference:ROW`).
 """
 
 import argparse
-import dataclasses
+import functools
 import importlib.metadata
 import os
 import textwrap
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,12 @@ import yaml
 from wdjax.experiments.benchmarks.timing import Parser, machine
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
-from wdjax.experiments.sweep.population import compile_population, most_devices
-from wdjax.train import load_config, make_learner
+from wdjax.train import Learner, TrainState, load_config, make_learner
 from wdjax.train.config.facts import Fraction
 from wdjax.train.config.reading import read_yaml
-from wdjax.train.config.schema import TrainConfig
-from wdjax.train.host.chunks import play
 from wdjax.train.host.plots import COLORS, count_env_steps, name_panel
-from wdjax.train.learner.learner import Learner
 from wdjax.train.learner.saved import save_learned
 from wdjax.train.load import preset_path
-from wdjax.train.state.metric import values_of
-from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import flat
 
 FOLDER = Path(__file__).parent
@@ -79,7 +74,7 @@ RESULT = """
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure the named rows, or all; write README.md and plots/ROW.png of all stored rows."""
-    parser = Parser(__doc__, ROWS, repeats=0, prog="python -m wdjax.experiments.reference")
+    parser = Parser(__doc__, ROWS, timed=False, prog="python -m wdjax.experiments.reference")
     parser.add_argument(
         "--update", action="store_true", help="store the result if it meets its targets"
     )
@@ -128,58 +123,42 @@ def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
     return problems
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trained:
-    """Result of training seeds 0, 1, 2, ... of a run together in one program."""
-
-    learner: Learner
-    keys: jax.Array  # [seeds]
-    states: list[TrainState]
-    metrics: list[Mapping[str, np.ndarray]]  # per seed, [num_updates]
-    seconds: float
-    compile_seconds: float
-    devices: int
-
-
-def train(config: TrainConfig, seeds: int) -> Trained:
-    """Train several seeds of a run; devices share the seeds, not the replicas of a seed."""
-    learner = make_learner(config)
-    num_updates, devices = learner.config.num_updates, most_devices(seeds)
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    states = jax.block_until_ready(jax.vmap(learner.init)(keys))
-    program, compile_seconds = compile_population(learner.setup, states, num_updates, devices)
-    played = play(program, states, num_updates)
-    metrics = [
-        {name: values[i] for name, values in values_of(played.metrics).items()}
-        for i in range(seeds)
-    ]
-    one = [jax.tree.map(lambda leaf, i=i: leaf[i], played.state) for i in range(seeds)]
-    states = [jax.device_put(state, jax.devices()[0]) for state in one]
-    return Trained(learner, keys, states, metrics, played.seconds, compile_seconds, devices)
-
-
 def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
-    """Train and measure the seeds of a row. Return (the result to store, the state of the first seed)."""
-    trained = train(load_config(row.preset, devices=1), row.seeds)
-    learner, devices = trained.learner, trained.devices
-    runs = zip(trained.states, trained.metrics, trained.keys, strict=True)
+    """Train the seeds 0, 1, 2, ... of a row together in one program and measure them.
+
+    Returns:
+        (the result to store, the state of the first seed).
+    """
+    learner = make_learner(load_config(row.preset, devices=1))
+    num_updates = learner.config.num_updates
+    keys = jax.vmap(jax.random.key)(jnp.arange(row.seeds))
+    states = jax.block_until_ready(jax.vmap(learner.init)(keys))
+    program = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=num_updates)))
+    start = time.perf_counter()
+    compiled = program.lower(states).compile()
+    compile_seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    states, metrics = jax.block_until_ready(compiled(states))
+    seconds = time.perf_counter() - start
+    trained = states, jax.device_get(metrics)
+    runs = [jax.tree.map(lambda leaf, i=i: leaf[i], trained) for i in range(row.seeds)]
     measured = [
-        row.measure(learner, state, own, jax.random.fold_in(key, EVALUATION))
-        for state, own, key in runs
+        row.measure(learner, *run, jax.random.fold_in(key, EVALUATION))
+        for run, key in zip(runs, keys, strict=True)
     ]
     result = {
         "preset": row.preset,
         "config": what_is_learned(row.preset),
         "seeds": row.seeds,
-        "env_steps_per_seed": learner.config.num_updates * learner.config.env_steps_per_update,
-        "seconds": round(trained.seconds, 1),
-        "compile_seconds": round(trained.compile_seconds, 1),
-        "machine": f"{f'{devices} x ' * (devices > 1)}{machine()}, {os.cpu_count()} CPU cores",
+        "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
+        "seconds": round(seconds, 1),
+        "compile_seconds": round(compile_seconds, 1),
+        "machine": f"{machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")},
         "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
-        "curve": curve(learner, trained.metrics),
+        "curve": curve(learner, [own for _, own in runs]),
     }
-    return result, trained.states[0]
+    return result, runs[0][0]
 
 
 def what_is_learned(preset: str) -> dict[str, Any]:

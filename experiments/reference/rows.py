@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from wdjax.train import cross_play, evaluate
-from wdjax.train.learner.learner import Learner
-from wdjax.train.state.state import TrainState
+from wdjax.train import Learner, TrainState, cross_play, evaluate
 
 Measured = dict[str, float]
 

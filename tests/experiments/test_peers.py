@@ -1,37 +1,37 @@
-"""Peers and results: programs take turns, a peer that cannot be had is a row in words, and both are counted alike."""
+"""Baselines: programs run in alternation, a baseline that does not start is reported, settings agree."""
 
 import json
-import math
-import types
+import multiprocessing
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from wdjax.experiments.benchmarks import growth, peer_programs, peers, purejaxrl, results
+from wdjax.experiments.benchmarks import growth, peer_programs, peers, purejaxrl
 from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS
-from wdjax.train import load_config, make_learner
-from wdjax.train.load import change_config
-
-THEIRS = {  # as the main block of ppo.py has it, but for DEBUG; 5e5 env steps are 976 whole updates
-    "LR": 2.5e-4, "NUM_ENVS": 4, "NUM_STEPS": 128, "TOTAL_TIMESTEPS": 976 * 512, "UPDATE_EPOCHS": 4,
-    "NUM_MINIBATCHES": 4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5,
-    "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": "CartPole-v1", "ANNEAL_LR": True,
-}  # fmt: skip
+from wdjax.train import make_learner
 
 
-def test_own_numbers_are_those_of_ppo_py():
-    config = purejaxrl.own_numbers()
-    assert purejaxrl.as_purejaxrl(config) == THEIRS
-    policy = config.policies["agent"]
-    assert (policy.network.hidden_sizes, policy.network.shared_trunk, policy.value_clip) == (
-        (64, 64),
-        False,
-        0.2,
+def test_settings_are_those_of_ppo_py():
+    """As in the main block of ppo.py, without DEBUG; 5e5 env steps are 976 whole updates."""
+    settings, config = purejaxrl.settings_of(4, 976), purejaxrl.config_of(4, 976)
+    sizes = config.num_envs, config.rollout_length, config.num_updates * config.env_steps_per_update
+    assert sizes == tuple(settings[name] for name in ("NUM_ENVS", "NUM_STEPS", "TOTAL_TIMESTEPS"))
+    assert settings["TOTAL_TIMESTEPS"] == 976 * 512
+    assert config.blocks == 1
+    policy = make_learner(config).config.policies["agent"]
+    network = policy.network
+    assert (network.hidden_sizes, network.shared_trunk) == ((64, 64), False)
+    assert network.activation == settings["ACTIVATION"]
+    assert policy.learning_rate == ((0, settings["LR"]), (976 * 512, 0))
+    assert (policy.max_grad_norm, policy.optimizer_epsilon) == (settings["MAX_GRAD_NORM"], 1e-5)
+    options = policy.options
+    assert options.value_clip == options.clip == settings["CLIP_EPS"]
+    assert 2 * options.value_coefficient == settings["VF_COEF"]  # ppo.py halves the squared error
+    assert options.entropy_coefficient == settings["ENT_COEF"]
+    assert (options.gamma, options.gae_lambda) == (settings["GAMMA"], settings["GAE_LAMBDA"])
+    assert (options.epochs, options.minibatches) == (
+        settings["UPDATE_EPOCHS"],
+        settings["NUM_MINIBATCHES"],
     )
-    assert (policy.learning_rate[-1][1], policy.optimizer_epsilon, config.blocks) == (0, 1e-5, 1)
-    large = purejaxrl.as_purejaxrl(purejaxrl.own_numbers(10_000, 4))
-    assert large == {**THEIRS, "NUM_ENVS": 10_000, "TOTAL_TIMESTEPS": 4 * 1_280_000}
 
 
 def test_rows_of_peers_are_rows_of_the_suite():
@@ -50,10 +50,10 @@ def test_rows_of_peers_are_rows_of_the_suite():
     assert sum("gymnax" in programs for programs in peer_programs.ROWS.values()) == 10
 
 
-class Scripted:
-    """Stands for a process: answers as a script says, and writes down in what order it was asked."""
+class Process:
+    """Replaces a process: returns scripted answers, and records the order of calls."""
 
-    asked: list = []  # noqa: RUF012
+    calls = []  # noqa: RUF012
     script = {  # noqa: RUF012
         "wdjax": [
             {"words": "a", "env_steps": 100},
@@ -64,45 +64,46 @@ class Scripted:
             *({"seconds": s, "cpu_seconds": s} for s in (2.0, 2.0, 6.0)),
         ],
         "dead": [{"error": "ImportError: no dead"}],
-        "dies": [
-            {"words": "dies", "env_steps": 1},
-            *[{"error": "its process ended with status -9"}] * 3,
-        ],
+        "dies": [{"words": "dies", "env_steps": 1}, multiprocessing.TimeoutError()],
     }
 
-    def __init__(self, path):
-        self.process, self.waiting = types.SimpleNamespace(poll=lambda: None), []
-        self.answers = None
+    def __enter__(self):
+        return self
 
-    def ask(self, row, name, small):
-        self.asked.append(name)
-        self.answers = self.answers or iter(self.script[name])
-
-    def answer(self):
-        return next(self.answers)
-
-    def close(self):
+    def __exit__(self, *error):
         pass
 
+    def apply_async(self, function, arguments=()):
+        if arguments:
+            self.name = arguments[1]
+            self.answers = iter(self.script[self.name])
+        self.calls.append(self.name)
+        self.answer = next(self.answers)
+        return self
 
-def test_programs_take_turns(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(Scripted, "asked", [])
-    monkeypatch.setattr(peers, "Worker", Scripted)
-    monkeypatch.setattr(peers, "ROWS", {"row": dict.fromkeys(Scripted.script)})
+    def get(self, limit):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_programs_run_in_alternation(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(Process, "calls", [])
+    monkeypatch.setattr(peers, "start_process", Process)
+    monkeypatch.setattr(peers, "ROWS", {"row": dict.fromkeys(Process.script)})
     file = tmp_path / "out.json"
     peers.main(["row", "--repeats", "3", "--json", str(file)])
-    assert Scripted.asked == ["wdjax", "gymnax", "dead", "dies", *["wdjax", "gymnax", "dies"] * 3]
-    ours, theirs, dead, dies = json.loads(file.read_text())["rows"]
+    turns = ["wdjax", "gymnax", "dies", "wdjax", "gymnax", "wdjax", "gymnax"]
+    assert Process.calls == ["wdjax", "gymnax", "dead", "dies", *turns]
+    ours, theirs, dead, dies = json.loads(file.read_text())
     assert (ours["env_steps_per_second"], theirs["env_steps_per_second"]) == (50.0, 25.0)
-    # by turns a call takes 2, 1 and 1.5 times as long, and is half of the work
+    # gymnax's calls take 2, 1 and 1.5 times as long for half of the env steps
     assert theirs["wdjax faster by seconds"] == 3.0
     assert theirs["wdjax faster by cpu_seconds"] == 1.5
-    assert (dead["error"], dies["error"]) == (
-        "ImportError: no dead",
-        "its process ended with status -9",
-    )
+    assert dead["error"] == "ImportError: no dead"
+    assert dies["error"] == "no answer from its process within 120 s"
     out = capsys.readouterr().out
-    assert "row, dead: ImportError: no dead" in out
+    assert "row, program: dead, failed: ImportError: no dead" in out
     assert any(
         line.split()[1::2][:3] == ["row", "gymnax", "25.0"]
         for line in out.splitlines()
@@ -117,85 +118,27 @@ def test_a_folder_that_is_not_there_is_refused(capsys, tmp_path):
     assert "--peers-path" in capsys.readouterr().err
 
 
-def test_a_peer_that_does_not_start_is_told(monkeypatch):
+def test_a_baseline_that_does_not_start_is_reported(monkeypatch):
     def broken(path, small):
         raise RuntimeError("no\n  GPU")
 
     calls = []
     works = lambda path, small: peer_programs.Built("w", 3, lambda: calls.append(1))  # noqa: E731
-    monkeypatch.setattr(
-        peer_programs, "ROWS", {"row": {"broken": broken, "works": works}, "next": {"works": works}}
-    )
-    built = {}
-    assert peer_programs.first(built, "row", "broken", None, False) == {
-        "error": "RuntimeError: no GPU"
-    }
-    assert peer_programs.first(built, "row", "works", None, False) == {"words": "w", "env_steps": 3}
-    assert peer_programs.timed(built["row", "works"])["seconds"] >= 0
+    monkeypatch.setattr(peer_programs, "ROWS", {"row": {"broken": broken, "works": works}})
+    assert peer_programs.build("row", "broken", None, False) == {"error": "RuntimeError: no GPU"}
+    assert peer_programs.build("row", "works", None, False) == {"words": "w", "env_steps": 3}
+    assert peer_programs.call()["seconds"] >= 0
     assert len(calls) == 2  # one to warm up
-    peer_programs.first(built, "next", "works", None, False)
-    assert list(built) == [("next", "works")]  # the last row's are forgotten
-
-
-def test_ended_episodes_of_purejaxrl():
-    returned = jnp.array(
-        [[[10.0, 3.0], [10.0, 20.0]], [[1.0, 2.0], [3.0, 4.0]]]
-    )  # [updates, steps, replicas]
-    over = jnp.array([[[True, False], [False, True]], [[False, False], [False, False]]])
-    means, numbers = purejaxrl.ended(returned, over)
-    np.testing.assert_array_equal(means, [15.0, np.nan])
-    np.testing.assert_array_equal(numbers, [2, 0])
-
-
-def test_time_to_a_level():
-    """Three seeds of ten updates: reached at the sixth, at the ninth and never; the window is of five."""
-    config = load_config(
-        "cartpole_ppo", num_envs=1, rollout_length=8, total_env_steps=80, devices=1
-    )
-    returns = np.zeros((3, 10))
-    returns[0, 1:], returns[1, 4:] = 475.0, 475.0
-    returns[2, 5] = np.nan
-    episodes = np.ones((3, 10))
-    episodes[2, 5] = 0
-    run = results.Run(lambda: jnp.zeros(()), 7.0, lambda _: (returns, episodes))
-    found = results.time_to(run, config, 475.0)
-    assert found["updates"] == [6, 9, math.inf]
-    assert found["share"] == pytest.approx(2 / 3)
-    assert found["steps"] == {"median": 72.0, "slowest": math.inf}
-    assert found["seconds"]["median"] == pytest.approx(0.9 * found["program_seconds"])
-    shown = results.cells({"row": "r", "program": "p", "seeds": 3, **found})
-    assert shown[3:6] == ["67%", "72.0", "never"]
-    assert shown[7:10] == ["never", "never", "7.0"]
-
-
-def test_levels_are_those_of_the_learning_table():
-    assert {row: task.level for row, task in results.TASKS.items()} == {
-        "cartpole": 475.0, "acrobot": -89.25, "mountain_car": -120.75,
-    }  # fmt: skip
-    assert all(
-        any(name.startswith("PureJaxRL") for name in task.runs) for task in results.TASKS.values()
-    )
-
-
-def test_a_missing_peer_is_told(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ppo", None)  # as if it were nowhere
-    purejaxrl.load.cache_clear()
-    parsed = types.SimpleNamespace(peers_path=None)
-    found = results.reach("PureJaxRL", purejaxrl.own_numbers(), 475.0, 1, parsed)
-    assert "ppo" in found["error"]
-    assert results.cells({"row": "r", "program": "p", **found})[3] == "-"
 
 
 @pytest.mark.slow
-def test_runs_of_wdjax_alone_and_side_by_side():
-    config = change_config(purejaxrl.own_numbers(num_updates=3), num_envs=2, rollout_length=64)
-    config = change_config(config, total_env_steps=3 * config.env_steps_per_update)
-    for seeds in (0, 2):
-        run = purejaxrl.our_run(config, seeds)
-        returns, episodes = run.curve(run.call())
-        assert returns.shape == episodes.shape == (seeds or 1, 3)
-        assert episodes.sum() > 0
-        assert 8 < np.nanmean(returns) < 100
+@pytest.mark.parametrize("row", ["cartpole_ppo_one_seed", "cartpole_ppo_256_seeds"])
+def test_whole_ppo_of_wdjax(row, monkeypatch):
+    monkeypatch.setitem(peer_programs.PPO, row, (None, (2, 3, 2 * ("256" in row))))
+    program = peer_programs.ROWS[row]["wdjax"](None, True)
+    _, metrics = program.call()
+    assert metrics["episodes"].shape == ((2, 3) if "256" in row else (3,))
+    assert program.env_steps == 3 * 2 * 128 * (2 if "256" in row else 1)
 
 
 @pytest.mark.slow
@@ -203,7 +146,7 @@ def test_gymnax_in_a_process_of_its_own(tmp_path):
     pytest.importorskip("gymnax")
     file = tmp_path / "out.json"
     peers.main(["cartpole_10k", "--small", "--repeats", "1", "--json", str(file)])
-    programs = json.loads(file.read_text())["rows"]
+    programs = json.loads(file.read_text())
     assert [program["program"] for program in programs] == ["wdjax", "wdjax.play", "gymnax"]
     assert all(program["env_steps"] == 200_000 for program in programs)
 
@@ -232,31 +175,26 @@ def test_points_of_growth_are_what_they_say(curve):
     assert str(size) not in growth.title_of(curve, config).replace(",", "")
 
 
-def point(curve, size, ms):
-    return {
-        "curve": curve,
-        "size": size,
-        "ms_per_pass": ms,
-        "bytes": 10**6 * size,
-        "title": "a game: of one kind",
-    }
-
-
 def test_slopes_of_growth():
-    before, there = point("agents", 10, 2.0), point("agents", 1_000, 20.0)
-    assert growth.slope([before], there)["slope"] == pytest.approx(0.5)
-    assert growth.slope([], there) == growth.slope([point("policies", 1, 1.0)], there) == {}
-    assert growth.slope([{**before, "error": "memory"}], there) == {}
+    before, after = {"size": 10, "ms_per_pass": 2.0}, {"size": 1_000, "ms_per_pass": 20.0}
+    assert growth.slope(before, after)["slope"] == pytest.approx(0.5)
+    assert growth.slope({}, after) == growth.slope(before, {"size": 10, "error": "memory"}) == {}
 
 
-def test_growth_is_drawn_again(tmp_path, capsys):
-    stored, picture = tmp_path / "growth.json", tmp_path / "new" / "growth.png"
-    rate = {"spread": 0.1, "env_steps_per_second": 3e6}
-    rows = [{**point("agents", size, size / 4), **rate} for size in (1, 10)]
-    rows.append({**rows[1], "size": 99, "error": "full"})
-    stored.write_text(json.dumps({"machine": "abacus (cpu)", "rows": rows}))
-    growth.main(["--redraw", str(stored), "--picture", str(picture)])
+def test_growth_is_measured_and_drawn(monkeypatch, tmp_path, capsys):
+    def measure_program(program, repeats):
+        rate = {"ms_per_pass": 2.0, "spread": 0.1, "env_steps_per_second": 3e6}
+        return {
+            "machine": "abacus (cpu)",
+            "compiled_bytes": {"all": 10**6},
+            **(rate if repeats else {"error": "full"}),
+        }
+
+    monkeypatch.setattr(growth, "measure_program", measure_program)
+    monkeypatch.setitem(growth.CURVES, "agents", (2, 5))
+    picture = tmp_path / "new" / "growth.png"
+    growth.main(["agents", "--small", "--picture", str(picture)])
     assert picture.read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert "abacus" in out
-    assert "full" in out
+    assert "tag_gridworld, agents: 20 replicas, rollouts of 10" in out

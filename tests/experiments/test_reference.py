@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from wdjax.experiments.reference import ablations
 from wdjax.experiments.reference.rerun import (
     FOLDER,
-    Trained,
     curve,
     knots,
     leaves_band,
@@ -355,53 +353,6 @@ def test_a_policy_begins_with_a_reference_and_plays_against_it():
     chex.assert_trees_all_equal(state.policies["runner"].params, learned.policies["runner"].params)
     last = jax.tree.map(lambda leaf: leaf[-1], state.policies["tagger"].past.params)
     chex.assert_trees_all_equal(last, learned.policies["tagger"].params)
-
-
-def test_variants_of_an_ablation_are_runs_that_differ():
-    changes = [ablations.SMALL | ablations.sooner(own, 0.5) for own in ablations.VARIANTS.values()]
-    configs = [
-        load_config(ablations.PRESET, **own) for own in [*changes, *ablations.FRESH.values()]
-    ]
-    assert len(set(map(repr, configs))) == len(configs)
-    whole, preset = (
-        make_learner(config).config for config in (configs[0], load_config(ablations.PRESET))
-    )
-    assert whole.total_env_steps == preset.total_env_steps / 2
-    halves = tuple((step / 2, rate) for step, rate in preset.policies["tagger"].learning_rate)
-    assert whole.policies["tagger"].learning_rate == halves
-    assert [policy.trainable for policy in configs[-1].policies.values()] == [
-        False,
-        True,
-    ]  # tagger, runner
-
-
-NOTHING_HAPPENS = {"env_params.episode_length": 1, "env_params.tagging_distance": 0.0}
-
-
-@pytest.mark.slow
-def test_an_ablation_prints_a_line_of_each(monkeypatch, capsys):
-    """What nobody has trained, in episodes of one step: nobody tags, everybody stays."""
-
-    def untrained(config, seeds):
-        learner = make_learner(change_config(config, **NOTHING_HAPPENS))
-        return Trained(
-            learner,
-            None,
-            [learner.init(jax.random.key(seed)) for seed in range(seeds)],
-            [],
-            1.0,
-            2.0,
-            1,
-        )
-
-    monkeypatch.setattr(ablations, "train", untrained)
-    monkeypatch.setattr(ablations, "EPISODES", 2)
-    ablations.main(["own motion not seen", "fresh_runners"])
-    *lines, _ = capsys.readouterr().out.splitlines()
-    left = "1 (1 .. 1) | 20 (20 .. 20) | 20 (20 .. 20) | 20 (20 .. 20) | 1 + 2 |"
-    assert {line.split(" | ")[0]: line.split(" | ", 1)[1] for line in lines} == {
-        "| the preset": left, "| own motion not seen": left, "| fresh_runners": "100 | 1 + 2 |"
-    }  # fmt: skip
 
 
 def test_only_rows_have_policies():
