@@ -11,9 +11,9 @@ compilation, which several processes share.
 """
 
 import argparse
+import dataclasses
 import functools
 import importlib.util
-import math
 import multiprocessing
 import os
 import tempfile
@@ -46,7 +46,6 @@ from wdjax.train import (
     read_metrics,
     save_episode,
 )
-from wdjax.train.load import change_config
 
 Check = Callable[[Path], str]
 
@@ -54,8 +53,14 @@ TOLERANCE = 0.05  # of a metric, or in numbers about 1: products are rounded, an
 EXACT = 2e-3  # of what a game returns: sines and roots are a little different
 
 SIZE = {"num_envs": 16, "num_blocks": 4, "rollout_length": 16, "devices": 1}
+OPTIONS = {
+    "minibatches": 4,
+    "batch_size": 32,
+    "warmup": 32,
+    "buffer_size": 1024,
+    "updates_per_rollout": 2,
+}
 LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes of the run or else of all its policies
-    "A2C": ("tag_small", {"algorithm": "A2C", "epochs": 1, "minibatches": 1}),
     "memory": ("tag_small", {"network.recurrent_size": 16, "minibatches": 1}),
     "memory of two towers": ("cartpole_ppo", {"network.recurrent_size": 16, "network.shared_trunk": False}),
     "deep sets": ("tag_small", {"network.encoder": "deep_sets"}),
@@ -72,7 +77,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> preset, changes o
         "action_distribution": "squashed_gaussian", "normalize_observation": True, "minibatches": 4,
         "network.recurrent_size": 8}),
     "twin critics": ("pendulum_ddpg", {
-        "ddpg.twin_critics": True, "ddpg.policy_delay": 2, "ddpg.n_step": 3, "ddpg.target_noise": 0.2,
+        "twin_critics": True, "policy_delay": 2, "n_step": 3, "target_noise": 0.2,
         "normalize_observation": True}),
     "past selves": ("tag_small", {"past_selves": 2, "past_selves_every": 1, "past_selves_fraction": 0.5}),
     "own algorithm": ("tag_small", {"algorithm": "wdjax.experiments.examples.own_algorithm:AWR"}),
@@ -183,7 +188,7 @@ def play_game(name: str, folder: Path) -> str:
 def learn(preset: str, changes: Mapping[str, Any], folder: Path) -> str:
     """Makes two updates of a small copy; the first must agree with plain XLA on the CPU, and all must be finite."""
     config = small_copy(preset, changes)
-    learner, simple = make_learner(config), make_learner(change_config(config, kernels=False))
+    learner, simple = make_learner(config), make_learner(dataclasses.replace(config, kernels=False))
     (state, metrics), (_, expected) = here_and_on_cpu(
         *(functools.partial(update, each) for each in (learner, simple))
     )
@@ -228,13 +233,15 @@ def is_rare(name: str) -> bool:
 
 
 def small_copy(preset: str, changes: Mapping[str, Any]) -> TrainConfig:
-    """Returns a preset with few replicas and steps, and as few rows to learn from."""
+    """Return a preset with few replicas, steps and transitions per gradient step."""
     small = dict(SIZE)
     for name, policy in load_config(preset).policies.items():
-        small[f"policies.{name}.minibatches"] = math.gcd(policy.minibatches, 4)
-        if policy.algorithm == "DDPG":
-            sizes = {"batch_size": 32, "warmup": 32, "buffer_size": 1024, "updates_per_rollout": 2}
-            small |= {f"policies.{name}.ddpg.{field}": size for field, size in sizes.items()}
+        sizes = {
+            f"policies.{name}.{field}": n
+            for field, n in OPTIONS.items()
+            if hasattr(policy.options, field)
+        }
+        small |= sizes
     return load_config(preset, **{**small, **changes})
 
 

@@ -5,6 +5,7 @@ them on a card, tests do so with kernels that are interpreted.
 """
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -15,13 +16,11 @@ from flax import nnx
 
 from wdjax.envs.classic_control.cartpole import CartPole
 from wdjax.experiments.benchmarks.agreement import PARAMETERS, parameter_distance
-from wdjax.train import Learner, load_config, make_learner
-from wdjax.train.algorithms.on_policy.update import PPO
-from wdjax.train.learner import setup
+from wdjax.train import PPO, Learner, load_config, make_learner
 from wdjax.train.networks.actor_critic import ACTIVATIONS, ActorCritic, without_mask
-from wdjax.train.networks.distributions import Categorical, make_distribution
+from wdjax.train.networks.distributions import Categorical
 from wdjax.train.networks.encoders import FlatEncoder
-from wdjax.train.state.policy import Policy
+from wdjax.train.state import Policy
 
 UPDATES = 3
 
@@ -68,33 +67,33 @@ class OwnNetwork(PPO):
     """PPO with `Network`."""
 
     def make_network(self, config: Any, assignment: Any, rngs: nnx.Rngs) -> ActorCritic:
-        distribution = make_distribution(assignment.action_space, config.action_distribution)
-        return Network(
-            without_mask(assignment.observation_space), distribution, config.network, rngs=rngs
+        space, distribution = (
+            assignment.observation_space,
+            self.make_distribution(config, assignment),
         )
+        return Network(without_mask(space), distribution, config.network, rngs=rngs)
+
+
+class OwnDistribution(PPO):
+    """PPO with `Sharp`."""
+
+    def make_distribution(self, config: Any, assignment: Any) -> Sharp:
+        return Sharp((assignment.action_space.n,), scalar=True)
 
 
 class OwnLoss(PPO):
-    """PPO that only learns from actions that were better than expected."""
+    """PPO that learns only from actions that were better than expected."""
 
-    def policy_loss(
-        self,
-        log_prob: jax.Array,
-        old_log_prob: jax.Array | None,
-        advantage: jax.Array,
-        live: jax.Array,
-        hypers: Any,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return PPO.policy_loss(log_prob, old_log_prob, jnp.maximum(advantage, 0.0), live, hypers)
+    def loss(self, new: Any, batch: Any, options: Any, mean: Callable) -> tuple:
+        better = {**vars(batch), "advantage": jnp.maximum(batch.advantage, 0.0)}
+        return super().loss(new, types.SimpleNamespace(**better), options, mean)
 
 
 class OwnAdvantages(PPO):
-    """PPO whose advantages are rewards, whatever follows."""
+    """PPO whose advantages ignore later rewards."""
 
-    def advantages(
-        self, policy: Policy, hypers: Any, rows: Any, next_value: jax.Array, over: jax.Array
-    ) -> tuple:
-        return rows.reward - 0.5 * rows.value, rows.reward
+    def advantages(self, policy: Any, state: Any, data: Any, next_value: jax.Array) -> tuple:
+        return data.reward - 0.5 * data.rows.value, data.reward
 
 
 class OwnActing(PPO):
@@ -130,11 +129,6 @@ def apply_to_seen(policy: Policy, state: Any, obs: Any, carry: Any = None) -> tu
     return outputs, value, carry
 
 
-def make_sharp(space: Any, in_a_box: str) -> Sharp:
-    """Replace `make_distribution`."""
-    return Sharp((space.n,), scalar=True)
-
-
 def class_path(cls: type) -> str:
     """Return how a configuration names a class of this file."""
     return f"{__name__}:{cls.__name__}"
@@ -145,7 +139,7 @@ NOTHING = contextlib.nullcontext
 OVERRIDES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "network": ({"policies.agent.algorithm": class_path(OwnNetwork)}, NOTHING),
     "encoder": ({"policies.agent.network.encoder": class_path(Encoder)}, NOTHING),
-    "distribution": ({}, lambda: mock.patch.object(setup, "make_distribution", make_sharp)),
+    "distribution": ({"policies.agent.algorithm": class_path(OwnDistribution)}, NOTHING),
     "activation": ({}, lambda: mock.patch.dict(ACTIVATIONS, tanh=jnp.cos)),
     "policy_loss": ({"policies.agent.algorithm": class_path(OwnLoss)}, NOTHING),
     "advantages": ({"policies.agent.algorithm": class_path(OwnAdvantages)}, NOTHING),

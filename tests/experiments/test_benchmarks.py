@@ -107,8 +107,8 @@ def test_a_trained_row_is_that_of_the_table(name):
         assert (
             policy.algorithm,
             policy.network.activation,
-            policy.epochs,
-            policy.minibatches,
+            getattr(policy.options, "epochs", 1),
+            getattr(policy.options, "minibatches", 1),
         ) == learning
         assert policy.network.shared_trunk == (learning is A2C)
     assert numbers(row.targets) == targets
