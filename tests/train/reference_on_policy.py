@@ -114,20 +114,22 @@ def squashed_entropy(mean, log_std, low, high):
     return np.sum(surprise * weight, axis=(-2, -1))
 
 
-def ppo_loss(log_prob, entropy, value, old, advantage, target, live, config):
+def ppo_loss(log_prob, entropy, value, old, advantage, target, live, options):
     """Return the terms of the loss, each a mean over valid transitions.
 
     `old` is (log_prob, value) at the time of the rollout.
     """
     kept = advantage[live]
-    if config.normalize_advantage:
+    if options.normalize_advantage:
         kept = (kept - kept.mean()) / kept.std()
     ratio = np.exp(log_prob - old[0])[live]
-    gain = np.minimum(ratio * kept, np.clip(ratio, 1 - config.clip, 1 + config.clip) * kept).mean()
-    near = np.clip(value, old[1] - config.value_clip, old[1] + config.value_clip)
+    gain = np.minimum(
+        ratio * kept, np.clip(ratio, 1 - options.clip, 1 + options.clip) * kept
+    ).mean()
+    near = np.clip(value, old[1] - options.value_clip, old[1] + options.value_clip)
     error = np.maximum((value - target) ** 2, (near - target) ** 2)[live].mean()
     entropy = entropy[live].mean()
-    loss = -gain + config.value_coefficient * error - config.entropy_coefficient * entropy
+    loss = -gain + options.value_coefficient * error - options.entropy_coefficient * entropy
     return {"loss": loss, "policy_loss": -gain, "value_loss": error, "entropy": entropy}
 
 

@@ -131,8 +131,8 @@ def require_unused(path: str, name: str, value: Any, algorithm: str, owned: Mapp
     if any(str(value) == str(default) for default in defaults.values()):
         return
     if defaults:
-        words = f"{algorithm} has no such option, {' and '.join(defaults)} have. Remove it"
-        raise ValueError(f"{path}.{name} = {value!r}: {words}.")
+        owners = f"{' and '.join(defaults)} {'has' if len(defaults) == 1 else 'have'} it"
+        raise ValueError(f"{path}.{name} = {value!r}: {algorithm} has no such option ({owners}). Remove it.")
     near = did_you_mean(str(name), [*PolicyConfig.__dataclass_fields__, *owned])
     raise ValueError(f"unknown field {path}.{name} of a policy that learns by {algorithm}: {near}")
 

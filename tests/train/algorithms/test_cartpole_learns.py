@@ -21,6 +21,9 @@ def test_cartpole_reaches_475_with_every_seed():
     _, metrics = jax.jit(jax.vmap(run))(states)
     episodes = np.asarray(metrics["episodes"], np.float64)
     returns = np.nan_to_num(np.asarray(metrics["agent/episode_return"], np.float64)) * episodes
-    total, count = (np.apply_along_axis(np.convolve, 1, sums, np.ones(WINDOW), "valid") for sums in (returns, episodes))
+    total, count = (
+        np.apply_along_axis(np.convolve, 1, sums, np.ones(WINDOW), "valid")
+        for sums in (returns, episodes)
+    )
     best = np.max(total / np.maximum(count, 1), axis=1)
     assert np.all(best >= 475), best

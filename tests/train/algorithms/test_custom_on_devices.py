@@ -10,20 +10,17 @@ import pytest
 from flax import nnx
 from tiny_runs import small_config
 
-from wdjax.train import OnPolicy, Trainer, make_learner
+from wdjax.train import A2C, Trainer, make_learner
 from wdjax.train.host.failures import FailedCheckError
 from wdjax.train.learning import masked_mean, total
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 
 
-class RND(OnPolicy):
-    """A2C with a bonus for novel observations, by random network distillation (Burda et al. 2018)."""
+class RND(A2C):
+    """A2C with a bonus for novel observations: random network distillation (Burda et al., 2018)."""
 
     optimizer = optax.adam(1e-2)
-
-    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
-        return -log_prob * advantage, {}
 
     def init(self, policy, params):
         size = policy.assignment.observation_space.shape[0]
@@ -44,29 +41,41 @@ class RND(OnPolicy):
         grads, metrics = self.reduce(grads, bonus, rows.live)
         updates, opt = self.optimizer.update(grads, own["opt"])
         own = own | {"predictor": optax.apply_updates(own["predictor"], updates), "opt": opt}
-        played = played.replace(rows={**played.rows, policy.name: rows.replace(reward=rows.reward + bonus)})
-        state, memory, of_update = super().update(policy, state, memory, hypers, played, key, num_blocks)
+        played = played.replace(
+            rows={**played.rows, policy.name: rows.replace(reward=rows.reward + bonus)}
+        )
+        state, memory, of_update = super().update(
+            policy, state, memory, hypers, played, key, num_blocks
+        )
         return state.replace(own=own), memory, {**of_update, **metrics}
 
     def reduce(self, grads, bonus, live):
-        """Return the gradient of the mean error and the metrics, over the valid transitions of all devices."""
+        """Return (gradient, metrics), means over the valid transitions of all devices."""
         sums, count = total((grads, jnp.sum(live)))
         return jax.tree.map(lambda grad: grad / count, sums), {"bonus": masked_mean(bonus, live)}
 
 
 class UnreducedRND(RND):
     def reduce(self, grads, bonus, live):
-        return jax.tree.map(lambda grad: grad / jnp.sum(live), grads), {"bonus": masked_mean(bonus, live)}
+        return jax.tree.map(lambda grad: grad / jnp.sum(live), grads), {
+            "bonus": masked_mean(bonus, live)
+        }
 
 
 class UnreducedMetric(RND):
     def reduce(self, grads, bonus, live):
-        return super().reduce(grads, bonus, live)[0], {"bonus": jnp.sum(jnp.where(live, bonus, 0.0)) / jnp.sum(live)}
+        return super().reduce(grads, bonus, live)[0], {
+            "bonus": jnp.sum(jnp.where(live, bonus, 0.0)) / jnp.sum(live)
+        }
 
 
 def rnd_config(cls=RND, **changes):
     base = {"policies.agent.algorithm": f"{__name__}:{cls.__name__}", "num_envs": 4, "devices": 2}
-    policy = {"policies.agent.clip": 0.2, "policies.agent.epochs": 1, "policies.agent.minibatches": 1}
+    policy = {
+        "policies.agent.clip": 0.2,
+        "policies.agent.epochs": 1,
+        "policies.agent.minibatches": 1,
+    }
     return small_config(total_env_steps=3 * 64, **(base | policy | changes))
 
 
@@ -90,8 +99,13 @@ def test_a_custom_algorithm_that_reduces_over_devices_trains(tmp_path):
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
-        (UnreducedRND, r"^policies\.agent\.own\.opt.*after 1 updates.*`average` of wdjax.train.learning.*--devices 1"),
-        pytest.param(UnreducedMetric, r"^agent/bonus: must be equal on all devices", marks=pytest.mark.slow),
+        (
+            UnreducedRND,
+            r"^policies\.agent\.own\.opt.*after 1 updates.*`average` of wdjax.train.learning.*--devices 1",
+        ),
+        pytest.param(
+            UnreducedMetric, r"^agent/bonus: must be equal on all devices", marks=pytest.mark.slow
+        ),
     ],
 )
 @pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])

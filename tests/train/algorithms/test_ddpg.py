@@ -11,9 +11,17 @@ from box_probes import HIGH, LOW, tiny_ddpg
 from probes import tiny_config, tiny_policy
 
 from wdjax import Box, Discrete
-from wdjax.train import NetworkConfig, Trainer, evaluate, load_run, make_learner, with_hypers
+from wdjax.train import (
+    NetworkConfig,
+    Trainer,
+    evaluate,
+    load_config,
+    load_run,
+    make_learner,
+    with_hypers,
+)
 from wdjax.train.algorithms.ddpg.networks import FINAL_SCALE, from_box, to_box
-from wdjax.train.algorithms.ddpg.update import actor_of, require_bounded_box
+from wdjax.train.algorithms.ddpg.update import DDPG, actor_of, require_bounded_box
 from wdjax.train.rollout.draws import step_keys
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.step import StepInputs, play_step
@@ -41,8 +49,9 @@ def updates(learner, state, num):
 @pytest.fixture(scope="module")
 def learner():
     # 8 replicas x 6 steps, of which the last waits for the next: 40, 88, 136 rows
-    policy = tiny_ddpg(n_step=2, warmup=80, noise_scale=((0, 1.0), (480, 0.0)))
-    return make_learner(signal_config(dataclasses.replace(policy, normalize_observation=True)))
+    schedule = ((0, 1.0), (480, 0.0))
+    policy = tiny_ddpg(n_step=2, warmup=80, noise_scale=schedule, normalize_observation=True)
+    return make_learner(signal_config(policy))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,10 @@ def four(learner):
 
 
 def moved(a, b):
-    return [bool(np.any(np.not_equal(x, y))) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    return [
+        bool(np.any(np.not_equal(x, y)))
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    ]
 
 
 # --- the box ---
@@ -65,10 +77,15 @@ def test_way_into_the_box_and_back():
     np.testing.assert_allclose(from_box(space, action), unit, atol=1e-6)
 
 
-@pytest.mark.parametrize(("space", "error"), [
-    (Discrete(2), TypeError), (Box(-1.0, 1.0, (2,), jnp.int32), TypeError), (Box(-1.0, np.inf, (2,)), ValueError),
-    (Box(1.0, 1.0, (2,)), ValueError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("space", "error"),
+    [
+        (Discrete(2), TypeError),
+        (Box(-1.0, 1.0, (2,), jnp.int32), TypeError),
+        (Box(-1.0, np.inf, (2,)), ValueError),
+        (Box(1.0, 1.0, (2,)), ValueError),
+    ],
+)
 def test_other_action_spaces_are_refused(space, error):
     with pytest.raises(error, match=r"policies\.agent\.algorithm = 'DDPG'"):
         require_bounded_box("policies.agent.algorithm = 'DDPG'", space)
@@ -95,40 +112,76 @@ def test_nothing_is_learned_before_the_buffer_is_warm(four):
     assert not any(moved(policies[0].params, policies[1].params))
     assert all(moved(policies[1].params, policies[2].params))
     assert all(moved(policies[1].target_params, policies[2].target_params))
-    for name in ("actor_loss", "critic_loss", "q_mean", "target_mean", "grad_norm_actor", "grad_norm_critic"):
-        assert [bool(jnp.isnan(row[f"agent/{name}"])) for row in rows] == [True, False, False, False]
+    for name in (
+        "actor_loss",
+        "critic_loss",
+        "q_mean",
+        "target_mean",
+        "grad_norm_actor",
+        "grad_norm_critic",
+    ):
+        assert [bool(jnp.isnan(row[f"agent/{name}"])) for row in rows] == [
+            True,
+            False,
+            False,
+            False,
+        ]
 
 
 def test_metrics_of_the_rollout(four):
     for row in four[1]:
-        assert LOW <= row["agent/action_min/0"] < row["agent/action_mean"] < row["agent/action_max/0"] <= HIGH
+        assert (
+            LOW
+            <= row["agent/action_min/0"]
+            < row["agent/action_mean"]
+            < row["agent/action_max/0"]
+            <= HIGH
+        )
         assert row["agent/live_fraction"] == 1
         assert row["agent/reward_mean"] < 0
-    np.testing.assert_allclose([row["agent/noise_scale"] for row in four[1]], [1, 0.9, 0.8, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(
+        [row["agent/noise_scale"] for row in four[1]], [1, 0.9, 0.8, 0.7], rtol=1e-6
+    )
     assert "agent/entropy_coefficient" not in four[1][0]
 
 
 def test_observations_are_kept_raw_and_normalized_when_read(learner, four):
     state, policy = four[0][4].policies["agent"], learner.setup.policies["agent"]
     rows = four[0][4].memory["agent"].replay.ring.rows
-    assert set(np.unique(rows.obs[..., 1])) == {0, 1, 2, 3}  # the time, and not its distance from the mean
+    assert set(np.unique(rows.obs[..., 1])) == {
+        0,
+        1,
+        2,
+        3,
+    }  # the time, and not its distance from the mean
     assert state.normalizer.obs.count == 4 * 48
     mean, deviation = state.normalizer.obs.mean, jnp.sqrt(state.normalizer.obs.variance)
     obs = jnp.array([[1.0, 2.0]])
     plain = state.replace(normalizer=None)
     np.testing.assert_allclose(
-        actor_of(policy, state, obs), actor_of(policy, plain, (obs - mean[None]) / deviation[None]), rtol=1e-5
+        actor_of(policy, state, obs),
+        actor_of(policy, plain, (obs - mean[None]) / deviation[None]),
+        rtol=1e-5,
     )
 
 
 def play_one_step(learner, state, seed):
     """Returns (action [N, n], what the policy carries into and out of the step, over [N])."""
     setup = learner.setup
-    carry = (state.replicas, state.obs, state.live, {name: memory.carry for name, memory in state.memory.items()})
+    carry = (
+        state.replicas,
+        state.obs,
+        state.live,
+        {name: memory.carry for name, memory in state.memory.items()},
+    )
     keys = step_keys(jax.random.key(seed), 1, 2, setup.config.blocks)[0]
     hypers = current_hypers(setup.config, state)
     drawn = (keys[0], {"agent": keys[1]})
-    play = jax.jit(lambda carry: play_step(StepInputs(setup, state.policies, hypers, state.env_params), carry, *drawn))
+    play = jax.jit(
+        lambda carry: play_step(
+            StepInputs(setup, state.policies, hypers, state.env_params), carry, *drawn
+        )
+    )
     after, (rows, (over, *_)) = play(carry)
     return rows["agent"].action[..., 0], carry[3]["agent"], after[3]["agent"], over
 
@@ -136,7 +189,9 @@ def play_one_step(learner, state, seed):
 def test_actions_are_uniform_first_and_then_the_actors_with_noise(learner, four):
     for state, scale in ((four[0][1], None), (four[0][2], 0.8)):
         action, before, after, over = play_one_step(learner, state, seed=3)
-        mean = actor_of(learner.setup.policies["agent"], state.policies["agent"], state.obs["agent"])
+        mean = actor_of(
+            learner.setup.policies["agent"], state.policies["agent"], state.obs["agent"]
+        )
         process = after[..., 0]
         noisy = np.clip(mean[..., 0] + (scale or 1.0) * process, -1, 1) * 2 + 1
         assert not over.any()
@@ -159,7 +214,9 @@ def test_warmup_without_uniform_actions():
 
 def test_evaluation_plays_the_actor_without_noise(learner, four):
     state = four[0][4]
-    greedy, drawn = (evaluate(learner, state, jax.random.key(1), 4, greedy=greedy) for greedy in (True, False))
+    greedy, drawn = (
+        evaluate(learner, state, jax.random.key(1), 4, greedy=greedy) for greedy in (True, False)
+    )
     np.testing.assert_array_equal(greedy.episode_return["agent"], drawn.episode_return["agent"])
     noisy = state.replace(memory=jax.tree.map(jnp.ones_like, state.memory))
     again = evaluate(learner, noisy, jax.random.key(1), 4)
@@ -177,12 +234,16 @@ def test_no_key_is_used_twice(learner):
 def test_every_block_keeps_its_own_rows(learner):
     """Blocks are replicas here: each ring holds what its replica saw, in the order of time."""
     state = learner.init(jax.random.key(5))
-    _, played = jax.jit(functools.partial(rollout, learner.setup))(state, jax.random.split(state.key, 3)[0])
+    _, played = jax.jit(functools.partial(rollout, learner.setup))(
+        state, jax.random.split(state.key, 3)[0]
+    )
     ring = learner.update(state)[0].memory["agent"].replay.ring
     np.testing.assert_array_equal(ring.size, [5] * 8)
     rows = played.rows["agent"]
     np.testing.assert_array_equal(ring.rows.obs[:, :5], np.swapaxes(rows.obs[:5, :, 0], 0, 1))
-    np.testing.assert_allclose(ring.rows.action[:, :5] * 2 + 1, np.swapaxes(rows.action[:5, :, 0], 0, 1), atol=1e-6)
+    np.testing.assert_allclose(
+        ring.rows.action[:, :5] * 2 + 1, np.swapaxes(rows.action[:5, :, 0], 0, 1), atol=1e-6
+    )
 
 
 # --- populations ---
@@ -191,36 +252,52 @@ def test_every_block_keeps_its_own_rows(learner):
 @pytest.mark.slow
 def test_member_of_a_population_learns_what_its_solo_run_learns(learner):
     keys = jax.random.split(jax.random.key(7), 2)
-    changes = {"agent.ddpg.tau": [0.1, 0.3], "agent.ddpg.critic_learning_rate": [2e-3, 1e-3],
-               "agent.learning_rate": [1e-3, 2e-3]}  # fmt: skip
-    states = with_hypers(jax.vmap(learner.init)(keys), **{name: jnp.array(pair) for name, pair in changes.items()})
+    changes = {
+        "agent.tau": [0.1, 0.3],
+        "agent.critic_learning_rate": [2e-3, 1e-3],
+        "agent.learning_rate": [1e-3, 2e-3],
+    }
+    states = with_hypers(
+        jax.vmap(learner.init)(keys), **{name: jnp.array(pair) for name, pair in changes.items()}
+    )
     vmapped = jax.jit(jax.vmap(learner.update))
     for _ in range(3):
         states, metrics = vmapped(states)
     for i in range(2):
-        first = with_hypers(learner.init(keys[i]), **{name: pair[i] for name, pair in changes.items()})
+        first = with_hypers(
+            learner.init(keys[i]), **{name: pair[i] for name, pair in changes.items()}
+        )
         alone, rows = (values[-1] for values in updates(learner, first, 3))
         mine = jax.tree.map(lambda leaf, i=i: leaf[i], states)
         assert mine.policies["agent"].gradient_steps == 16
         for part in ("params", "target_params"):
             pair = (getattr(state.policies["agent"], part) for state in (mine, alone))
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *pair)
-        np.testing.assert_array_equal(mine.replicas.env_state.signal, alone.replicas.env_state.signal)
+        np.testing.assert_array_equal(
+            mine.replicas.env_state.signal, alone.replicas.env_state.signal
+        )
         ring, own = (state.memory["agent"].replay.ring.rows for state in (mine, alone))
         np.testing.assert_allclose(ring.action, own.action, atol=1e-5)  # the same noise was drawn
-        np.testing.assert_allclose(metrics["agent/critic_loss"][i], rows["agent/critic_loss"], rtol=1e-3)
+        np.testing.assert_allclose(
+            metrics["agent/critic_loss"][i], rows["agent/critic_loss"], rtol=1e-3
+        )
 
 
-def test_hyperparameters_of_ddpg_are_known_by_name(learner):
+def test_hyperparameters_of_ddpg_are_changed_by_name(learner):
     state = learner.init(jax.random.key(0))
-    changed = with_hypers(state, **{"agent.ddpg.noise_scale": 0.25, "agent.ddpg.noise_damping": 0.5})
-    assert current_hypers(learner.config, changed)["agent"].ddpg.noise_scale == 0.25
-    assert changed.hypers["agent"].ddpg.noise_damping == 0.5
-    assert changed.hypers["agent"].ddpg.tau == state.hypers["agent"].ddpg.tau
-    with pytest.raises(ValueError, match=r"unknown hyperparameter 'agent\.ddpg\.tua': did you mean 'agent\.ddpg\.tau'"):
-        with_hypers(state, **{"agent.ddpg.tua": 0.1})
-    with pytest.raises(ValueError, match=r"shape of agent\.ddpg\.tau = \(2,\)"):
-        with_hypers(state, **{"agent.ddpg.tau": jnp.ones(2)})
+    # with the block "ddpg", the name of version 0.2
+    changes = {"agent.noise_scale": 0.25, "agent.ddpg.noise_damping": 0.5}
+    changed = with_hypers(state, **changes)
+    assert current_hypers(learner.config, changed)["agent"]["noise_scale"] == 0.25
+    assert changed.hypers["agent"]["noise_damping"] == 0.5
+    assert changed.hypers["agent"]["tau"] == state.hypers["agent"]["tau"]
+    words = r"unknown hyperparameter 'agent\.tua': did you mean 'agent\.tau'"
+    with pytest.raises(ValueError, match=words):
+        with_hypers(state, **{"agent.tua": 0.1})
+    with pytest.raises(ValueError, match=r"unknown hyperparameter 'agent\.clip'"):
+        with_hypers(state, **{"agent.clip": 0.1})
+    with pytest.raises(ValueError, match=r"shape of agent\.tau = \(2,\)"):
+        with_hypers(state, **{"agent.tau": jnp.ones(2)})
 
 
 # --- several policies ---
@@ -229,11 +306,17 @@ def test_hyperparameters_of_ddpg_are_known_by_name(learner):
 @pytest.fixture(scope="module")
 def mixed():
     """Returns (states, metrics) of two updates with PPO clerks beside two DDPG pilots, one of them frozen."""
-    td3 = {"twin_critics": True, "policy_delay": 2, "updates_per_rollout": 3, "warmup": 64, "n_step": 2}
+    td3 = {
+        "twin_critics": True,
+        "policy_delay": 2,
+        "updates_per_rollout": 3,
+        "warmup": 64,
+        "n_step": 2,
+    }
     policies = {
         "clerk": tiny_policy("PPO"),
-        "pilot": dataclasses.replace(tiny_ddpg(**td3), agents=("pilot[0]",)),
-        "frozen": dataclasses.replace(tiny_ddpg(**td3), agents=("pilot[1]",), trainable=False),
+        "pilot": tiny_ddpg(**td3, agents=("pilot[0]",)),
+        "frozen": tiny_ddpg(**td3, agents=("pilot[1]",), trainable=False),
     }
     learner = make_learner(tiny_config("probe_pair", policies))
     return learner, updates(learner, learner.init(jax.random.key(0)), 3)
@@ -249,7 +332,8 @@ def test_ddpg_beside_ppo(mixed):
     assert not any(moved(first["frozen"].params, last["frozen"].params))
     assert np.isfinite(rows[2]["pilot/actor_loss"])
     assert "pilot/entropy" not in rows[2]
-    assert states[3].hypers["clerk"].ddpg is None
+    assert "tau" not in states[3].hypers["clerk"]
+    assert "clip" not in states[3].hypers["pilot"]
 
 
 @pytest.mark.slow
@@ -263,14 +347,19 @@ def test_what_is_not_trainable_keeps_nothing_and_makes_no_noise(mixed):
     policy = learner.setup.policies["frozen"]
     obs = jnp.ones((8, 1, 1))
     action, _, _ = policy.algorithm.act(policy, state, None, obs, None, None)
-    np.testing.assert_array_equal(action, policy.algorithm.play(policy, state, None, obs, None, greedy=True)[0])
+    np.testing.assert_array_equal(
+        action, policy.algorithm.play(policy, state, None, obs, None, greedy=True)[0]
+    )
 
 
 @pytest.mark.slow
 def test_ppo_learns_the_same_whoever_plays_beside_it(mixed):
     """The two groups have nothing in common but the clock: the clerks do not feel the pilots' algorithm."""
-    policies = {"clerk": tiny_policy("PPO"), "pilot": tiny_policy("A2C", agents=("pilot[0]",)),
-                "frozen": tiny_policy("A2C", agents=("pilot[1]",), trainable=False)}  # fmt: skip
+    policies = {
+        "clerk": tiny_policy("PPO"),
+        "pilot": tiny_policy("A2C", agents=("pilot[0]",)),
+        "frozen": tiny_policy("A2C", agents=("pilot[1]",), trainable=False),
+    }
     learner = make_learner(tiny_config("probe_pair", policies))
     state, _ = learner.update(learner.init(jax.random.key(0)))
     pair = (other.policies["clerk"].params for other in (state, mixed[1][0][1]))
@@ -284,11 +373,15 @@ def test_ppo_learns_the_same_whoever_plays_beside_it(mixed):
 def test_resumed_run_is_the_run_that_never_stopped(tmp_path):
     """With the ring, what waits for n steps, noise and target networks in the checkpoint."""
     policy = tiny_ddpg(n_step=3, warmup=100)
-    config = signal_config(policy, total_env_steps=6 * 48, updates_per_chunk=3, checkpoint_every=1, best_metric="none")
+    config = signal_config(
+        policy, total_env_steps=6 * 48, updates_per_chunk=3, checkpoint_every=1, best_metric="none"
+    )
     whole = Trainer(config, tmp_path / "whole", quiet=True)
     whole.draw = lambda: None
     state = whole.train()
-    half = Trainer(dataclasses.replace(config, total_env_steps=3 * 48), tmp_path / "half", quiet=True)
+    half = Trainer(
+        dataclasses.replace(config, total_env_steps=3 * 48), tmp_path / "half", quiet=True
+    )
     half.draw = lambda: None
     half.train()
     rest = Trainer(config, tmp_path / "half", resume=True, quiet=True)
@@ -300,7 +393,10 @@ def test_resumed_run_is_the_run_that_never_stopped(tmp_path):
 
 
 def assert_equal(a, b):
-    a, b = (jax.tree.map(np.asarray, state.replace(key=jax.random.key_data(state.key))) for state in (a, b))
+    a, b = (
+        jax.tree.map(np.asarray, state.replace(key=jax.random.key_data(state.key)))
+        for state in (a, b)
+    )
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
@@ -308,35 +404,74 @@ def assert_equal(a, b):
 
 
 REFUSED = [
-    (tiny_ddpg(buffer_size=60), r"ddpg\.buffer_size = 60: must be a multiple of num_blocks = 8"),
-    (tiny_ddpg(buffer_size=32, warmup=64), r"ddpg\.buffer_size = 32: must be at least batch_size = 64"),
-    (tiny_ddpg(batch_size=20), r"ddpg\.batch_size = 20: must be a multiple of num_blocks = 8"),
-    (tiny_ddpg(warmup=63), r"ddpg\.warmup = 63: must be between batch_size = 64 and buffer_size = 512"),
-    (tiny_ddpg(warmup=513), r"ddpg\.warmup = 513: must be between"),
-    (tiny_ddpg(n_step=0), r"ddpg\.n_step = 0: must be at least 1"),
-    (tiny_ddpg(updates_per_rollout=0), r"ddpg\.updates_per_rollout = 0"),
-    (tiny_ddpg(policy_delay=0), r"ddpg\.policy_delay = 0"),
-    (tiny_ddpg(tau=0.0), r"ddpg\.tau = 0\.0: must be above 0 and at most 1"),
-    (tiny_ddpg(tau=1.5), r"ddpg\.tau = 1\.5"),
-    (tiny_ddpg(noise_damping=-0.1), r"ddpg\.noise_damping = -0\.1: must be between 0 and 1"),
-    (tiny_ddpg(noise_stddev=-1.0), r"ddpg\.noise_stddev = -1\.0: must be finite and at least 0"),
-    (tiny_ddpg(target_noise=np.nan), r"ddpg\.target_noise = nan"),
-    (tiny_ddpg(noise_scale=()), r"ddpg\.noise_scale = \(\)"),
-    (tiny_ddpg(critic_learning_rate=-1.0), r"ddpg\.critic_learning_rate = -1\.0"),
-    (tiny_ddpg(noise="gausian"), r"ddpg\.noise = 'gausian': did you mean 'gaussian'"),
-    (dataclasses.replace(tiny_ddpg(), network=NetworkConfig(recurrent_size=4)), r"recurrent_size = 4: must be 0"),
-    (dataclasses.replace(tiny_ddpg(), normalize_reward=True), r"normalize_reward = True: must be False .*: DDPG"),
-    (dataclasses.replace(tiny_ddpg(), epochs=4), r"policies\.agent\.epochs = 4: must be 1"),
-    (dataclasses.replace(tiny_ddpg(), action_distribution="squashed_gaussian"), r"agent\.action_distribution"),
+    ({"buffer_size": 60}, r"buffer_size = 60: must be a multiple of num_blocks = 8"),
+    ({"buffer_size": 32, "warmup": 64}, r"buffer_size = 32: must be at least batch_size = 64"),
+    ({"batch_size": 20}, r"batch_size = 20: must be a multiple of num_blocks = 8"),
+    ({"warmup": 63}, r"warmup = 63: must be between batch_size = 64 and buffer_size = 512"),
+    ({"warmup": 513}, r"warmup = 513: must be between"),
+    ({"n_step": 0}, r"n_step = 0: must be at least 1"),
+    ({"n_step": 600}, r"n_step = 600: must be at most buffer_size = 512"),
+    ({"updates_per_rollout": 0}, r"updates_per_rollout = 0"),
+    ({"policy_delay": 0}, r"policy_delay = 0"),
+    ({"tau": 0.0}, r"tau = 0\.0: must be above 0 and at most 1"),
+    ({"tau": 1.5}, r"tau = 1\.5"),
+    ({"gamma": 1.5}, r"gamma = 1\.5: must be between 0 and 1"),
+    ({"noise_damping": -0.1}, r"noise_damping = -0\.1: must be between 0 and 1"),
+    ({"noise_stddev": -1.0}, r"noise_stddev = -1\.0: must be finite and at least 0"),
+    ({"target_noise": np.nan}, r"target_noise = nan"),
+    ({"noise_scale": ()}, r"noise_scale = \(\)"),
+    ({"critic_learning_rate": -1.0}, r"critic_learning_rate = -1\.0"),
+    ({"noise": "gausian"}, r"noise = 'gausian': did you mean 'gaussian'"),
+    ({"network": NetworkConfig(recurrent_size=4)}, r"network\.recurrent_size = 4: must be 0"),
 ]
 
 
-@pytest.mark.parametrize(("policy", "words"), REFUSED)
-def test_wrong_options_are_refused(policy, words):
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_wrong_options_are_refused(changes, words):
+    with pytest.raises(ValueError, match=rf"^policies\.agent\.{words}"):
+        make_learner(signal_config(tiny_ddpg(**changes)))
+
+
+OF_OTHERS = [
+    ({"normalize_reward": True}, r"normalize_reward = True: DDPG has no such option \(A2C and PPO"),
+    ({"epochs": 4}, r"epochs = 4: DDPG has no such option \(PPO has it\)\. Remove it"),
+    (
+        {"action_distribution": "squashed_gaussian"},
+        r"action_distribution = 'squashed_gaussian': DDPG",
+    ),
+    ({"algorithm": "PPO", "tau": 0.1}, r"tau = 0\.1: PPO has no such option \(DDPG has it\)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), OF_OTHERS)
+def test_options_of_other_algorithms_are_refused(changes, words):
+    """Unless they have their defaults: files of version 0.2 contain all options."""
+    policy = {"algorithm": "DDPG", **changes}
+    with pytest.raises(ValueError, match=rf"^policies\.agent\.{words}"):
+        load_config({"env": "pendulum", "policies": {"agent": policy}})
+
+
+def test_options_of_other_algorithms_at_their_defaults_are_dropped():
+    policy = {"algorithm": "DDPG", "epochs": 1, "clip": 0.2, "tau": 0.01}
+    config = load_config({"env": "pendulum", "policies": {"agent": policy}}).policies["agent"]
+    assert config.options == DDPG.Options(tau=0.01)
+
+
+@pytest.mark.parametrize("block", ["ddpg", "options"])
+def test_blocks_of_older_files_are_read(block):
+    policies = {"agent": {"algorithm": "DDPG", block: {"tau": 0.01, "noise": "gaussian"}}}
+    name = f"policies.agent.{block}.batch_size"
+    config = load_config({"env": "pendulum", "policies": policies}, **{name: 128})
+    options = DDPG.Options(tau=0.01, noise="gaussian", batch_size=128)
+    assert config.policies["agent"].options == options
+    policies["agent"]["tau"] = 0.02
+    words = rf"^policies\.agent\.tau = 0\.02: also given as policies\.agent\.{block}\.tau"
     with pytest.raises(ValueError, match=words):
-        make_learner(signal_config(policy))
+        load_config({"env": "pendulum", "policies": policies})
 
 
 def test_discrete_actions_are_refused():
-    with pytest.raises(TypeError, match=r"policies\.agent\.algorithm = 'DDPG': requires a Box of floats"):
+    with pytest.raises(
+        TypeError, match=r"policies\.agent\.algorithm = 'DDPG': requires a Box of floats"
+    ):
         make_learner(tiny_config("probe_signal", {"agent": tiny_ddpg()}))

@@ -3,7 +3,6 @@
 The stand-in networks are linear: mu(s) = w s, Q_i(s, a) = a_i s + b_i a, with one number for each.
 """
 
-import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -12,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from probes import new_policy
 
-from wdjax.train import PolicyConfig
 from wdjax.train.algorithms.ddpg.networks import ActorActionValue
 from wdjax.train.algorithms.ddpg.replay import Transition
 from wdjax.train.algorithms.ddpg.update import (
@@ -25,8 +24,7 @@ from wdjax.train.algorithms.ddpg.update import (
     soft_update,
 )
 from wdjax.train.algorithms.optimizer import make_optimizer
-from wdjax.train.config.schema import DDPGConfig
-from wdjax.train.state.registry import make_hypers
+from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -54,7 +52,11 @@ class LinearCritic(nnx.Module):
 
 class Linear(ActorActionValue):
     def __init__(self, twin):
-        self.actor, self.critic, self.critic2 = LinearActor(), LinearCritic(), LinearCritic() if twin else None
+        self.actor, self.critic, self.critic2 = (
+            LinearActor(),
+            LinearCritic(),
+            LinearCritic() if twin else None,
+        )
 
 
 def parameters(w, *critics):
@@ -67,15 +69,29 @@ def parameters(w, *critics):
 def stand_in(params, target_params, **options):
     """Returns (policy, state, hypers, batch) with plain gradient descent."""
     twin = "critic2" in params
-    config = PolicyConfig(algorithm="DDPG", optimizer="sgd", max_grad_norm=math.inf, learning_rate=0.1, ddpg=DDPGConfig(
-        twin_critics=twin, **{"critic_learning_rate": 0.01, "tau": 0.25, **options}))  # fmt: skip
-    policy = SimpleNamespace(config=config, graphdef=nnx.graphdef(Linear(twin)), inputs=lambda state, obs: (obs, None))
-    hypers = make_hypers(config).at(jnp.float32(0))
+    config = new_policy(
+        "DDPG",
+        optimizer="sgd",
+        max_grad_norm=math.inf,
+        learning_rate=0.1,
+        twin_critics=twin,
+        **{"critic_learning_rate": 0.01, "tau": 0.25, **options},
+    )
+    graphdef = nnx.graphdef(Linear(twin))
+    policy = SimpleNamespace(
+        config=config, graphdef=graphdef, inputs=lambda state, obs: (obs, None)
+    )
+    hypers = hypers_of(config).at(jnp.float32(0))
     optimizer = make_optimizer(config, hypers)
-    opt_state = {"actor": optimizer.init(params["actor"]), "critic": optimizer.init(critics_of(params))}
+    opt_state = {
+        "actor": optimizer.init(params["actor"]),
+        "critic": optimizer.init(critics_of(params)),
+    }
     state = PolicyState(params, opt_state, None, target_params, jnp.int32(0))
     rows = lambda numbers: jnp.array(numbers)[:, None]  # noqa: E731
-    batch = Transition(rows(OBS), rows(ACTION), jnp.array(REWARD), rows(NEXT_OBS), jnp.array(DISCOUNT))
+    batch = Transition(
+        rows(OBS), rows(ACTION), jnp.array(REWARD), rows(NEXT_OBS), jnp.array(DISCOUNT)
+    )
     return policy, state, hypers, batch
 
 
@@ -103,26 +119,37 @@ def test_twin_critics_take_the_lower_value_row_by_row():
     target_params = parameters(0.0, (1, 0), (-1, 0))
     policy, state, hypers, batch = stand_in(target_params, target_params)
     batch = batch.replace(discount=jnp.ones(2))
-    np.testing.assert_allclose(bellman_target(policy, state, hypers, batch, ZERO), [10 - 1, 20 - 0.5])
+    np.testing.assert_allclose(
+        bellman_target(policy, state, hypers, batch, ZERO), [10 - 1, 20 - 0.5]
+    )
 
 
-@pytest.mark.parametrize(("normal", "action"), [
-    (1.0, 0.5 + 0.2),  # sigma 0.2
-    (-2.0, 0.5 - 0.3),  # clipped at 0.3
-    (9.0, 0.5 + 0.3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("normal", "action"),
+    [
+        (1.0, 0.5 + 0.2),  # sigma 0.2
+        (-2.0, 0.5 - 0.3),  # clipped at 0.3
+        (9.0, 0.5 + 0.3),
+    ],
+)
 def test_smoothing_adds_clipped_noise_to_the_target_action(normal, action):
-    target = target_of(parameters(0.5, (3, 4)), jnp.full((2, 1), normal), target_noise=0.2, target_noise_clip=0.3)
+    target = target_of(
+        parameters(0.5, (3, 4)), jnp.full((2, 1), normal), target_noise=0.2, target_noise_clip=0.3
+    )
     np.testing.assert_allclose(target, [10 + 0.5 * (3 + 4 * action), 20], rtol=1e-6)
 
 
 def test_smoothed_action_stays_in_the_box():
-    target = target_of(parameters(0.5, (3, 4)), jnp.full((2, 1), 9.0), target_noise=1.0, target_noise_clip=2.0)
+    target = target_of(
+        parameters(0.5, (3, 4)), jnp.full((2, 1), 9.0), target_noise=1.0, target_noise_clip=2.0
+    )
     np.testing.assert_allclose(target, [10 + 0.5 * (3 + 4 * 1), 20])
 
 
 def test_without_target_noise_nothing_is_smoothed():
-    np.testing.assert_allclose(target_of(parameters(0.5, (3, 4)), jnp.full((2, 1), 9.0)), [12.5, 20])
+    np.testing.assert_allclose(
+        target_of(parameters(0.5, (3, 4)), jnp.full((2, 1), 9.0)), [12.5, 20]
+    )
 
 
 # --- the losses ---
@@ -141,7 +168,9 @@ def test_critic_loss_by_hand():
 def test_actor_loss_by_hand():
     params = parameters(0.5, (3, 4), (jnp.nan, jnp.nan))  # the second critic is not asked
     policy, state, _, batch = stand_in(params, params)
-    loss, gradient = jax.value_and_grad(actor_loss, argnums=2)(policy, state, params["actor"], batch)
+    loss, gradient = jax.value_and_grad(actor_loss, argnums=2)(
+        policy, state, params["actor"], batch
+    )
     np.testing.assert_allclose(loss, -(3 * 1.5 + 4 * 0.5 * 1.5))
     np.testing.assert_allclose(gradient["w"], -4 * 1.5)
 
@@ -157,23 +186,31 @@ def test_one_step_by_hand():
     # targets are the rewards: errors 5 - 10, 2 - 20; gradient of the mean square: error * (s, a)
     slope = np.array([-5 * 1 - 18 * 2, -5 * 0.5 + 18 * 1])
     critic = np.array([3, 4]) - 0.01 * slope
-    np.testing.assert_allclose([new.params["critic"]["a"], new.params["critic"]["b"]], critic, rtol=1e-6)
+    np.testing.assert_allclose(
+        [new.params["critic"]["a"], new.params["critic"]["b"]], critic, rtol=1e-6
+    )
     # the actor climbs the critic as it is after its step
     actor = 0.5 + 0.1 * critic[1] * 1.5
     np.testing.assert_allclose(new.params["actor"]["w"], actor, rtol=1e-6)
-    target = [new.target_params["actor"]["w"], new.target_params["critic"]["a"], new.target_params["critic"]["b"]]
+    target = [
+        new.target_params["actor"]["w"],
+        new.target_params["critic"]["a"],
+        new.target_params["critic"]["b"],
+    ]
     np.testing.assert_allclose(target, 0.25 * np.array([actor, *critic]), rtol=1e-6)
     np.testing.assert_allclose(metrics["grad_norm_critic"], np.linalg.norm(slope), rtol=1e-6)
     np.testing.assert_allclose(metrics["grad_norm_actor"], critic[1] * 1.5, rtol=1e-6)
     np.testing.assert_allclose(metrics["target_mean"], 15)
-    np.testing.assert_allclose(metrics["actor_loss"], -(critic[0] + critic[1] * 0.5) * 1.5, rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics["actor_loss"], -(critic[0] + critic[1] * 0.5) * 1.5, rtol=1e-6
+    )
     assert new.gradient_steps == 1
 
 
 def step_with(actor_rate, critic_rate):
     policy, state, hypers, batch = stand_in(*STATE)
-    ddpg = hypers.ddpg.replace(critic_learning_rate=jnp.float32(critic_rate))
-    hypers = hypers.replace(learning_rate=jnp.float32(actor_rate), ddpg=ddpg)
+    rates = {"learning_rate": actor_rate, "critic_learning_rate": critic_rate}
+    hypers.update({name: jnp.float32(rate) for name, rate in rates.items()})
     return gradient_step(policy, state, hypers, batch, ZERO)[0].params
 
 
@@ -187,7 +224,7 @@ def test_each_loss_moves_its_own_network_only():
 
 def test_gradients_are_clipped_for_each_network_alone():
     policy, state, hypers, batch = stand_in(*STATE)
-    hypers = hypers.replace(max_grad_norm=jnp.float32(1.0))
+    hypers["max_grad_norm"] = jnp.float32(1.0)
     new = gradient_step(policy, state, hypers, batch, ZERO)[0].params
     moved = np.array([new["critic"]["a"] - 3, new["critic"]["b"] - 4])
     np.testing.assert_allclose(np.linalg.norm(moved), 0.01, rtol=1e-4)
@@ -202,7 +239,9 @@ def test_delay_moves_actor_and_targets_in_every_third_step():
         new, metrics = step(state)
         assert new.params["critic"] != state.params["critic"]
         moved.append(new.params["actor"] != state.params["actor"])
-        assert moved[-1] == (new.target_params != state.target_params) == (metrics["actor_loss"] != 0)
+        assert (
+            moved[-1] == (new.target_params != state.target_params) == (metrics["actor_loss"] != 0)
+        )
         state = new
     assert moved == [False, False, True] * 2 + [False]
 
@@ -212,8 +251,9 @@ def test_soft_update_by_hand():
     np.testing.assert_allclose(new["x"], [2, 1.5])
 
 
-def test_schedules_of_ddpg_are_read_off():
-    options = DDPGConfig(noise_scale=((0, 1.0), (10, 0.0)), critic_learning_rate=0.25)
-    hypers = make_hypers(dataclasses.replace(PolicyConfig(), algorithm="DDPG", ddpg=options)).at(jnp.float32(4))
-    np.testing.assert_allclose(hypers.ddpg.noise_scale, 0.6, rtol=1e-6)
-    assert hypers.ddpg.critic_learning_rate == 0.25
+def test_schedules_of_ddpg_are_evaluated():
+    schedule = ((0, 1.0), (10, 0.0))
+    config = new_policy("DDPG", noise_scale=schedule, critic_learning_rate=0.25)
+    hypers = hypers_of(config).at(jnp.float32(4))
+    np.testing.assert_allclose(hypers["noise_scale"], 0.6, rtol=1e-6)
+    assert hypers["critic_learning_rate"] == 0.25

@@ -26,13 +26,23 @@ PROBES = {
     "by_action": BoxSignalParams(by_action=1.0),
     "by_match": BoxSignalParams(by_match=1.0, target=0.5),
     "time_limit": BoxSignalParams(constant=1.0, episode_length=2, time_limit=True),
-    "final_obs": BoxSignalParams(by_signal=1.0, episode_length=2, time_limit=True, same_signal=True),
+    "final_obs": BoxSignalParams(
+        by_signal=1.0, episode_length=2, time_limit=True, same_signal=True
+    ),
     "terminates": BoxSignalParams(constant=1.0, episode_length=2),
 }
-SIGNALS = jnp.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]])  # what can be seen, (signal, time)
+SIGNALS = jnp.array(
+    [[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]]
+)  # what can be seen, (signal, time)
 ALGORITHMS = {
     "DDPG": {},
-    "TD3 of 3 steps": {"n_step": 3, "twin_critics": True, "policy_delay": 2, "target_noise": 0.1, "noise": "gaussian"},
+    "TD3 of 3 steps": {
+        "n_step": 3,
+        "twin_critics": True,
+        "policy_delay": 2,
+        "target_noise": 0.1,
+        "noise": "gaussian",
+    },
 }
 
 
@@ -56,11 +66,17 @@ def learned(algorithm):
     """Trains all probes at once, a population. Returns probe -> (action [4], value [4]) for SIGNALS, and metrics."""
     learner = make_learner(tiny_config("probe_box_signal", {"agent": tiny_ddpg(**algorithm)}))
     state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), len(PROBES)))
-    state = state.replace(env_params=jax.tree.map(lambda *numbers: jnp.array(numbers), *PROBES.values()))
+    state = state.replace(
+        env_params=jax.tree.map(lambda *numbers: jnp.array(numbers), *PROBES.values())
+    )
     state, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=UPDATES)))(state)
-    show = jax.vmap(functools.partial(actions_and_values, learner.setup.policies["agent"]), (0, None))
+    show = jax.vmap(
+        functools.partial(actions_and_values, learner.setup.policies["agent"]), (0, None)
+    )
     actions, values = show(state.policies["agent"], SIGNALS)
-    return {name: (actions[i, :, 0], values[i]) for i, name in enumerate(PROBES)} | {"metrics": metrics}
+    return {name: (actions[i, :, 0], values[i]) for i, name in enumerate(PROBES)} | {
+        "metrics": metrics
+    }
 
 
 def assert_values(learned, probe, expected):
@@ -112,18 +128,26 @@ def test_environment_gets_actions_inside_the_box(learned):
 @pytest.fixture(scope="module")
 def leaver():
     learner = make_learner(tiny_config("probe_box_leaver", {"player": tiny_ddpg(n_step=2)}))
-    return learner, functools.partial(learner.run, num_updates=UPDATES), learner.init(jax.random.key(0))
+    return (
+        learner,
+        functools.partial(learner.run, num_updates=UPDATES),
+        learner.init(jax.random.key(0)),
+    )
 
 
 def play(learner, run, state, env_params):
-    env_params = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.env_params, env_params)
+    env_params = jax.tree.map(
+        lambda old, new: jnp.asarray(new, old.dtype), state.env_params, env_params
+    )
     return run(state.replace(env_params=env_params))
 
 
 @pytest.mark.slow
 def test_rewards_after_leaving_are_worth_nothing(leaver):
     state, metrics = play(*leaver, LeaverParams(dead_reward=-5.0))
-    _, value = actions_and_values(leaver[0].setup.policies["player"], state.policies["player"], jnp.eye(8))
+    _, value = actions_and_values(
+        leaver[0].setup.policies["player"], state.policies["player"], jnp.eye(8)
+    )
     np.testing.assert_allclose(value[:2], [1 + GAMMA, 1], atol=0.15)
     stays = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
     np.testing.assert_allclose(value[4:], stays, atol=0.15)

@@ -1,7 +1,8 @@
-"""Learning only where an agent had a choice: `decisions_only`."""
+"""Learning only from transitions with a choice of actions: `decisions_only`."""
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,34 +16,50 @@ from probes import NETWORK, tiny_config, tiny_policy
 from tiny_runs import assert_same_run
 
 import wdjax
-from wdjax.train import PolicyConfig, Trainer, make_learner
-from wdjax.train.algorithms.on_policy.returns import by_decision, next_decides, next_values, undecided_ends
-from wdjax.train.algorithms.a2c import A2C
-from wdjax.train.kernels.layers import shape_of
+from wdjax.train import A2C, PolicyConfig, Trainer, load_config, make_learner
+from wdjax.train.algorithms.returns import experience, next_value
+from wdjax.train.algorithms.transforms import decision_steps
+from wdjax.train.fast.plain import Plain
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.networks.distributions import Categorical
-from wdjax.train.state.hypers import hypers_of
+from wdjax.train.state import Rows
 from wdjax.train.state.normalization import discounted_returns
-from wdjax.train.state.rows import Rows
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 GAMMA, UPDATES = 0.7, 300
-HYPERS = hypers_of(PolicyConfig(gamma=0.5, gae_lambda=0.5))
 T, N = 6, 3
 
 
 # --- returns ---
 
 
+class GivenValue(A2C):
+    """Observations contain their values, and whether they leave a choice."""
+
+    def value(self, policy, state, obs, carry):
+        return obs["value"]
+
+
+POLICY = SimpleNamespace(
+    name="worker", algorithm=GivenValue(), engine=Plain(), decides=lambda obs: obs["decides"]
+)
+
+
 @jax.jit
 def learned_returns(rows, last_value, last_decides, over):
-    """What an update does of rows [T, N, 1]. Returns (their returns [T, N], share of undecided ends)."""
-    following = next_decides(rows, last_decides, over)
-    share = undecided_ends(rows, following, over)
-    rows, hypers = by_decision(rows, HYPERS, following)
-    advantage, target = A2C().advantages(None, hypers, rows, next_values(rows, last_value, over), rows.ends(over))
-    return advantage[..., 0] + rows.value[..., 0], target[..., 0], share
+    """Return (returns [T, N] of transitions [T, N, 1], share of undecided ends)."""
+    rollout = SimpleNamespace(
+        rows={"worker": rows},
+        over=over,
+        last_obs={"worker": {"value": last_value, "decides": last_decides}},
+        last_carry={"worker": None},
+    )
+    data = experience(POLICY, None, rollout, jnp.float32(0.5), jnp.float32(0.5))
+    data, share = decision_steps(POLICY, data)
+    after = next_value(POLICY, None, rollout, data)
+    advantage, target = POLICY.algorithm.advantages(POLICY, None, data, after)
+    return advantage[..., 0] + data.rows.value[..., 0], target[..., 0], share
 
 
 def column(numbers, dtype=np.float32):
@@ -50,21 +67,34 @@ def column(numbers, dtype=np.float32):
 
 
 def by_hand(reward, value, decides, last_value, last_decides, **ends):
-    """Returns (returns of one agent [T], share of undecided ends); `ends`: of Rows, all false where left out."""
+    """Return (returns of one agent [T], share of undecided ends); `ends`: fields of Rows."""
     never = np.zeros(len(reward), bool)
-    flags = {name: column(ends.get(name, never), bool) for name in ("terminated", "truncated", "final_decides")}
-    rows = Rows(None, None, column(reward), live=~column(never, bool), value=column(value),
-                decides=column(decides, bool), final_value=column(ends.get("final_value", never)), **flags)  # fmt: skip
+    flags = {
+        name: column(ends.get(name, never), bool)
+        for name in ("terminated", "truncated", "final_decides")
+    }
+    rows = Rows(
+        None,
+        None,
+        column(reward),
+        live=~column(never, bool),
+        value=column(value),
+        decides=column(decides, bool),
+        final_value=column(ends.get("final_value", never)),
+        **flags,
+    )
     over = (flags["terminated"] | flags["truncated"])[..., 0]
-    found, target, share = learned_returns(rows, np.array([[last_value]], np.float32), np.array([[last_decides]]), over)
+    found, target, share = learned_returns(
+        rows, np.array([[last_value]], np.float32), np.array([[last_decides]]), over
+    )
     np.testing.assert_array_equal(found, target)
     return found[:, 0], share
 
 
-GARBAGE = 1e9  # V where nothing is decided
+GARBAGE = 1e9  # V of observations without a choice
 
 
-def test_rewards_until_the_next_decision_are_summed_and_a_discount_lies_before_it():
+def test_rewards_are_summed_until_the_next_decision_and_discounted_there():
     found, share = by_hand([1, 2, 3, 4], [10, GARBAGE, 20, GARBAGE], [1, 0, 1, 0], 8, True)
     last = 3 + 4 + 0.5 * 8
     first = 1 + 2 + 0.5 * (0.5 * 20 + 0.5 * last)
@@ -72,24 +102,26 @@ def test_rewards_until_the_next_decision_are_summed_and_a_discount_lies_before_i
     assert share == 0
 
 
-def test_v_after_the_last_row_is_added_as_it_is_where_nothing_is_decided():
+def test_the_last_value_is_not_discounted_if_its_observation_leaves_no_choice():
     found, share = by_hand([1, 2], [10, GARBAGE], [1, 0], 8, False)
     np.testing.assert_array_equal(found, [11, 10])
     assert share == 1
 
 
-def test_a_last_row_that_decides_before_one_that_does_or_does_not():
+def test_the_last_value_after_a_decision_is_discounted_only_before_another():
     assert by_hand([1], [10], [1], 8, True)[0] == 5
     assert by_hand([1], [10], [1], 8, False)[0] == 9
 
 
-def test_nothing_follows_a_termination_also_in_a_row_without_a_choice():
+def test_termination_ends_the_return_also_without_a_choice():
     found, _ = by_hand([1, 2, 4], [10, GARBAGE, 6], [1, 0, 1], 8, True, terminated=[0, 1, 0])
     np.testing.assert_array_equal(found, [3, 2, 8])
 
 
-@pytest.mark.parametrize(("decides", "expected"), [(True, [1 + 2 + 0.5 * 6, 2 + 0.5 * 6]), (False, [9, 8])])
-def test_a_row_without_a_choice_that_is_truncated(decides, expected):
+@pytest.mark.parametrize(
+    ("decides", "expected"), [(True, [1 + 2 + 0.5 * 6, 2 + 0.5 * 6]), (False, [9, 8])]
+)
+def test_truncation_without_a_choice_adds_the_final_value(decides, expected):
     ends = {"truncated": [0, 1, 0], "final_value": [0, 6, 0], "final_decides": [0, decides, 0]}
     found, share = by_hand([1, 2, 4], [10, GARBAGE, 100], [1, 0, 1], 8, True, **ends)
     np.testing.assert_array_equal(found, [*expected, 4 + 0.5 * 8])
@@ -101,11 +133,23 @@ flags, last = arrays(bool, (T, N, 1)), arrays(bool, (N, 1))
 
 
 @given(values, values, values, flags, flags, flags, flags, last)
-def test_returns_are_the_recursion_of_their_definition(reward, value, final, ended, cut, decides, later, last_decides):
-    """Every replica in plain Python, from the words of the definition; gamma = lambda = 0.5."""
+def test_returns_follow_the_recursion_of_their_definition(
+    reward, value, final, ended, cut, decides, later, last_decides
+):
+    """Loop over all replicas in Python; gamma = lambda = 0.5."""
     cut &= ~ended
-    rows = Rows(None, None, reward, ended, np.ones((T, N, 1), bool), cut, decides, later, value=value,
-                final_value=np.where(cut, final, 0))  # fmt: skip
+    rows = Rows(
+        None,
+        None,
+        reward,
+        ended,
+        np.ones((T, N, 1), bool),
+        cut,
+        decides,
+        later,
+        value=value,
+        final_value=np.where(cut, final, 0),
+    )
     last_value = final[0] + 1
     found, _, _ = learned_returns(rows, last_value, last_decides, (ended | cut)[..., 0])
     following = 0.0
@@ -126,7 +170,7 @@ def test_returns_are_the_recursion_of_their_definition(reward, value, final, end
             np.testing.assert_allclose(found[t, n], following, rtol=1e-5, atol=1e-4)
 
 
-def test_running_returns_discount_decisions_too():
+def test_running_returns_discount_per_decision():
     reward, over = column([1, 2, 3, 4]), np.array([[False], [False], [True], [False]])
     gammas = column([1.0, 0.5, 1.0, 0.5])  # before rows 1 to 3, and the one after them
     totals, after = discounted_returns(jnp.array([[8.0]]), reward, over, gammas)
@@ -134,11 +178,18 @@ def test_running_returns_discount_decisions_too():
     assert after == 2
 
 
-@pytest.mark.parametrize(("mask", "has"), [
-    ([1, 1, 1, 0, 0], True), ([1, 0, 1, 0, 0], False), ([0, 1, 0, 1, 1], True), ([0, 0, 1, 1, 0], True),
-    ([0, 0, 0, 0, 1], False), ([0.0, 1.0, 0.0, 0.0, 1.0], False),
-])  # fmt: skip
-def test_a_choice_is_one_of_any_component(mask, has):
+@pytest.mark.parametrize(
+    ("mask", "has"),
+    [
+        ([1, 1, 1, 0, 0], True),
+        ([1, 0, 1, 0, 0], False),
+        ([0, 1, 0, 1, 1], True),
+        ([0, 0, 1, 1, 0], True),
+        ([0, 0, 0, 0, 1], False),
+        ([0.0, 1.0, 0.0, 0.0, 1.0], False),
+    ],
+)
+def test_a_mask_leaves_a_choice_if_any_component_has_one(mask, has):
     assert Categorical((2, 3), scalar=False).has_choice(jnp.array(mask)) == has
 
 
@@ -166,16 +217,18 @@ def assert_equal(a, b):
 
 @pytest.fixture(scope="module")
 def normalized():
-    """Returns (learner, its first state): everything is normalised, of what a row could be a part."""
+    """Return (learner, initial state) with all normalization options."""
     options = {"normalize_observation": True, "normalize_reward": True, "normalize_advantage": True}
     learner = learner_of(by_decisions(entropy_coefficient=0.01, **options))
     return learner, learner.init(jax.random.key(0))
 
 
-def test_rows_without_a_choice_change_no_bit(normalized):
+def test_transitions_without_a_choice_change_no_bit(normalized):
     learner, state = normalized
-    runs = [learner.run(with_params(state, constant=1.0, late=1.0, forced_obs=garbage), num_updates=4)
-            for garbage in (0.0, 1e6)]  # fmt: skip
+    runs = [
+        learner.run(with_params(state, constant=1.0, late=1.0, forced_obs=garbage), num_updates=4)
+        for garbage in (0.0, 1e6)
+    ]
     assert_equal(*(after.policies for after, _ in runs))
     metrics = runs[0][1]
     np.testing.assert_allclose(metrics["worker/decision_fraction"], 5 / 12)
@@ -185,10 +238,14 @@ def test_rows_without_a_choice_change_no_bit(normalized):
     assert runs[0][0].policies["worker"].normalizer.obs["seen"].count == 4 * 8 * 5
 
 
-def test_who_never_has_a_choice_learns_nothing(normalized):
+def test_a_policy_without_any_choice_learns_nothing(normalized):
     learner, state = normalized
-    busy, _ = learner.run(with_params(state, constant=1.0, late=1.0), num_updates=4)  # its optimizer has momentum
-    before, _ = learner.run(with_params(busy, intervals=(0, 0), constant=3.0), num_updates=4)  # first rows still decide
+    busy, _ = learner.run(
+        with_params(state, constant=1.0, late=1.0), num_updates=4
+    )  # the optimizer has momentum
+    before, _ = learner.run(
+        with_params(busy, intervals=(0, 0), constant=3.0), num_updates=4
+    )  # first steps still decide
     after, metrics = learner.run(before, num_updates=4)
     assert_equal(before.policies, after.policies)
     assert after.num_updates == 12
@@ -200,11 +257,11 @@ def test_who_never_has_a_choice_learns_nothing(normalized):
 
 
 @pytest.mark.slow
-def test_a_single_step_on_nothing_is_none():
-    """A2C has no gradient_steps among its metrics: its NaN must not count as bad numbers."""
+def test_an_a2c_update_without_valid_transitions_takes_no_step():
+    """A2C has no metric gradient_steps: its NaN must not count as bad numbers."""
     learner = learner_of(by_decisions("A2C", neg_pos_env_ratio=1.0))
     state = with_params(learner.init(jax.random.key(0)), intervals=(0, 0), constant=3.0)
-    state, _ = learner.run(state, num_updates=4)  # its first rows still decide
+    state, _ = learner.run(state, num_updates=4)  # its first steps still decide
     after, metrics = learner.run(state, num_updates=4)
     assert_equal(state.policies, after.policies)
     np.testing.assert_array_equal(metrics["bad_numbers"], 0)
@@ -214,13 +271,23 @@ def test_a_single_step_on_nothing_is_none():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
 @pytest.mark.parametrize("recurrent_size", [0, 4])
-def test_where_every_row_decides_it_is_the_same(algorithm, recurrent_size):
-    options = {"normalize_reward": True, "network": dataclasses.replace(NETWORK, recurrent_size=recurrent_size)}
+def test_decisions_in_every_step_equal_plain_steps(algorithm, recurrent_size):
+    options = {
+        "normalize_reward": True,
+        "network": dataclasses.replace(NETWORK, recurrent_size=recurrent_size),
+    }
     results = []
     for decisions_only in (False, True):
-        learner = learner_of(tiny_policy(algorithm, decisions_only=decisions_only, **options), num_blocks=4)
-        state = with_params(learner.init(jax.random.key(0)), intervals=(1, 1), late=1.0, episode_length=4,
-                            time_limit=True)  # fmt: skip
+        learner = learner_of(
+            tiny_policy(algorithm, decisions_only=decisions_only, **options), num_blocks=4
+        )
+        state = with_params(
+            learner.init(jax.random.key(0)),
+            intervals=(1, 1),
+            late=1.0,
+            episode_length=4,
+            time_limit=True,
+        )
         results.append(learner.run(state, num_updates=3))
     (off, metrics), (on, ours) = results
     same = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -229,19 +296,30 @@ def test_where_every_row_decides_it_is_the_same(algorithm, recurrent_size):
     np.testing.assert_array_equal(ours["worker/decision_fraction"], 1)
 
 
-# what V of each worker must be at its decisions, at times 0 (2, 4) and 0 (3)
+# V of each worker at its decisions, at times 0, 2, 4 and 0, 3
 SUMS = [[2 + GAMMA * (2 + GAMMA * 2), 2 + GAMMA * 2, 2], [3 + GAMMA * 3, 3]]
-STEPS = [[sum(GAMMA**k for k in range(6 - time)) for time in times] for times in ((0, 2, 4), (0, 3))]
+STEPS = [
+    [sum(GAMMA**k for k in range(6 - time)) for time in times] for times in ((0, 2, 4), (0, 3))
+]
 ENDLESS = [[2 / (1 - GAMMA)] * 3, [3 / (1 - GAMMA)] * 2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "decisions_only", "time_limit", "expected"), [
-    ("A2C", True, False, SUMS), ("PPO", True, False, SUMS), ("PPO", False, False, STEPS), ("PPO", True, True, ENDLESS),
-])  # fmt: skip
-def test_value_is_that_of_the_game_of_decisions(algorithm, decisions_only, time_limit, expected):
+@pytest.mark.parametrize(
+    ("algorithm", "decisions_only", "time_limit", "expected"),
+    [
+        ("A2C", True, False, SUMS),
+        ("PPO", True, False, SUMS),
+        ("PPO", False, False, STEPS),
+        ("PPO", True, True, ENDLESS),
+    ],
+)
+def test_values_are_those_of_the_decision_process(algorithm, decisions_only, time_limit, expected):
     policy = tiny_policy(algorithm, decisions_only=decisions_only, max_grad_norm=10.0)
-    pair = {name: dataclasses.replace(policy, agents=(f"worker[{i}]",)) for i, name in enumerate(("first", "second"))}
+    pair = {
+        name: dataclasses.replace(policy, agents=(f"worker[{i}]",))
+        for i, name in enumerate(("first", "second"))
+    }
     learner = learner_of(pair)
     start = with_params(learner.init(jax.random.key(0)), constant=1.0, time_limit=time_limit)
     state, _ = learner.run(start, num_updates=UPDATES)
@@ -254,7 +332,7 @@ def test_value_is_that_of_the_game_of_decisions(algorithm, decisions_only, time_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent_size", [0, 8])
-def test_a_decision_is_paid_for_what_comes_of_it_later(recurrent_size):
+def test_a_decision_is_credited_with_later_rewards(recurrent_size):
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
     learner = learner_of(by_decisions(network=network, gae_lambda=0.0), num_blocks=4)
     start = with_params(learner.init(jax.random.key(0)), late=1.0)
@@ -264,7 +342,7 @@ def test_a_decision_is_paid_for_what_comes_of_it_later(recurrent_size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent_size", [0, 4])
-def test_ratio_is_one_where_nothing_was_learned_yet(recurrent_size):
+def test_ratio_is_one_without_learning(recurrent_size):
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
     learner = learner_of(by_decisions(network=network, learning_rate=0.0), num_blocks=4)
     _, metrics = learner.run(with_params(learner.init(jax.random.key(0)), late=1.0), num_updates=4)
@@ -277,12 +355,18 @@ def test_ratio_is_one_where_nothing_was_learned_yet(recurrent_size):
 @pytest.mark.parametrize("recurrent_size", [0, 4])
 @pytest.mark.parametrize(("wraps", "gamma"), [(True, 0.5), (False, 1.0)])
 def test_advantages_of_a_whole_update_by_hand(recurrent_size, wraps, gamma):
-    """V = 4, gamma = lambda = 0.5, an interval of 2 and a limit of 3 steps, which cuts the second shift in half: the
-    final observation is of time 0, a decision, or of time 3, none."""
+    """V = 4, gamma = lambda = 0.5, a decision every 2 steps, and truncation after 3 steps.
+
+    The final observation is that of time 0 (a decision) or of time 3 (none).
+    """
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
-    learner = learner_of(by_decisions("A2C", network=network, gamma=0.5, gae_lambda=0.5), rollout_length=3)
+    learner = learner_of(
+        by_decisions("A2C", network=network, gamma=0.5, gae_lambda=0.5), rollout_length=3
+    )
     state = learner.init(jax.random.key(0))
-    state = with_params(state, intervals=(2, 2), constant=1.0, episode_length=3, time_limit=True, wraps=wraps)
+    state = with_params(
+        state, intervals=(2, 2), constant=1.0, episode_length=3, time_limit=True, wraps=wraps
+    )
     params = state.policies["worker"].params
     head = {"kernel": jnp.zeros_like(params["value_head"]["kernel"]), "bias": jnp.array([4.0])}
     own = state.policies["worker"].replace(params={**params, "value_head": head})
@@ -295,7 +379,7 @@ def test_advantages_of_a_whole_update_by_hand(recurrent_size, wraps, gamma):
 
 
 @pytest.mark.slow
-def test_a_population_member_is_its_solo_run(normalized):
+def test_a_population_member_equals_its_solo_run(normalized):
     learner, _ = normalized
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(3), 2))
     states = states.replace(env_params=states.env_params.replace(late=jnp.ones(2)))
@@ -308,12 +392,22 @@ def test_a_population_member_is_its_solo_run(normalized):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_resumed_is_the_whole_run(tmp_path, no_pictures):
+def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path, no_pictures):
     policy = by_decisions(normalize_reward=True, normalize_observation=True)
-    config = tiny_config("probe_shift", {"worker": policy}, env_params={"late": 1.0}, total_env_steps=6 * 48,
-                         updates_per_chunk=1, checkpoint_every=1, rollout_length=5, eval_episodes=2)  # fmt: skip
+    config = tiny_config(
+        "probe_shift",
+        {"worker": policy},
+        env_params={"late": 1.0},
+        total_env_steps=6 * 48,
+        updates_per_chunk=1,
+        checkpoint_every=1,
+        rollout_length=5,
+        eval_episodes=2,
+    )
     Trainer(config, tmp_path / "whole", quiet=True).train()
-    Trainer(dataclasses.replace(config, total_env_steps=3 * 48), tmp_path / "parts", quiet=True).train()
+    Trainer(
+        dataclasses.replace(config, total_env_steps=3 * 48), tmp_path / "parts", quiet=True
+    ).train()
     Trainer(config, tmp_path / "parts", resume=True, quiet=True).train()
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
@@ -321,28 +415,37 @@ def test_a_run_that_is_resumed_is_the_whole_run(tmp_path, no_pictures):
 # --- refusals ---
 
 
-DDPG = PolicyConfig(algorithm="DDPG", decisions_only=True)
-AWR = PolicyConfig(algorithm="wdjax.experiments.examples.own_algorithm:AWR", decisions_only=True)
+OF_CARTPOLE = r"must be false, as the observations of group 'agent' have no action_mask"
+OF_PILOT = r"must be false, as the observations of group 'pilot' have no action_mask"
 
 
-@pytest.mark.parametrize(("env", "policies", "words"), [
-    ("pendulum", {"agent": DDPG}, r"policies.agent.decisions_only = True: must be False \(the default\): DDPG"),
-    ("probe_shift", {"worker": AWR}, r"policies.worker.decisions_only = True: must be False \(the default\): wdjax"),
-    ("cartpole", {"agent": by_decisions()},
-     r"policies.agent.decisions_only = True: requires the key action_mask"),
-    ("probe_pair", {"pilot": by_decisions(), "clerk": tiny_policy("A2C")}, "in the observations of group 'pilot'"),
-])  # fmt: skip
-def test_who_cannot_do_it_says_so(env, policies, words):
-    with pytest.raises(ValueError, match=words):
-        make_setup(tiny_config(env, policies))
+@pytest.mark.parametrize(
+    ("env", "algorithm", "words"),
+    [
+        ("pendulum", "DDPG", r"DDPG has no such option \(A2C and PPO have it\)\. Remove it"),
+        ("cartpole", "PPO", OF_CARTPOLE),
+        ("cartpole", "A2C", OF_CARTPOLE),
+        ("cartpole", "wdjax.experiments.examples.own_algorithm:AWR", OF_CARTPOLE),
+    ],
+)
+def test_policies_without_a_choice_or_the_option_are_refused(env, algorithm, words):
+    policy = {"algorithm": algorithm, "decisions_only": True}
+    with pytest.raises(ValueError, match=f"^policies.agent.decisions_only = True: {words}"):
+        load_config({"env": env, "policies": {"agent": policy}})
 
 
-def test_no_kernel_knows_it():
+def test_the_group_without_a_mask_is_named():
+    policies = {"pilot": by_decisions(), "clerk": tiny_policy("A2C")}
+    with pytest.raises(ValueError, match=OF_PILOT):
+        make_setup(tiny_config("probe_pair", policies))
+
+
+def test_policies_with_an_action_mask_have_no_kernel():
     policy = make_setup(tiny_config("probe_shift", {"worker": by_decisions()})).policies["worker"]
-    assert policy.kernels is None
-    assert shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder) == "it has an action mask"
+    assert policy.engine.shape is None
+    assert policy.engine.reason == "it has an action mask"
 
 
 @pytest.mark.slow
-def test_the_probe_keeps_the_contract():
+def test_the_probe_passes_check_env():
     wdjax.check_env(Shift(), num_steps=60)

@@ -1,4 +1,4 @@
-"""Exploration noise: its deviation, its memory, and whose key it comes from."""
+"""Exploration noise: standard deviation, autocorrelation and random keys."""
 
 import dataclasses
 
@@ -7,20 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wdjax.train import PolicyConfig
 from wdjax.train.algorithms.ddpg.noise import explore, ornstein_uhlenbeck, uniform_actions
-from wdjax.train.config.schema import DDPGConfig
-from wdjax.train.state.registry import make_hypers
+from wdjax.train.algorithms.ddpg.update import DDPG
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 SHAPE = (500, 2, 3)
-OPTIONS = DDPGConfig(noise_scale=0.5, noise_stddev=0.2, noise_damping=0.25)
-
-
-def hypers_of(**changes):
-    config = PolicyConfig(algorithm="DDPG", ddpg=dataclasses.replace(OPTIONS, **changes))
-    return make_hypers(config).at(jnp.float32(0)).ddpg
+OPTIONS = DDPG.Options(noise_scale=0.5, noise_stddev=0.2, noise_damping=0.25)
 
 
 def keys_of(seed, num_blocks=5):
@@ -28,15 +21,15 @@ def keys_of(seed, num_blocks=5):
 
 
 def test_ornstein_uhlenbeck_by_hand():
-    after = ornstein_uhlenbeck(jnp.array([1.0, -2.0]), jnp.array([3.0, 0.5]), hypers_of())
+    after = ornstein_uhlenbeck(jnp.array([1.0, -2.0]), jnp.array([3.0, 0.5]), OPTIONS)
     np.testing.assert_allclose(after, [0.75 * 1 + 0.2 * 3, 0.75 * -2 + 0.2 * 0.5], rtol=1e-6)
 
 
-def test_ornstein_uhlenbeck_in_the_long_run():
-    hypers = hypers_of()
-
+def test_stationary_distribution_of_ornstein_uhlenbeck():
     def step(state, key):
-        noise, state = explore("ornstein_uhlenbeck", state, jax.random.split(key, 5), SHAPE, hypers)
+        noise, state = explore(
+            "ornstein_uhlenbeck", state, jax.random.split(key, 5), SHAPE, OPTIONS
+        )
         return state, (noise, state)
 
     keys = jax.random.split(jax.random.key(0), 60)
@@ -46,20 +39,21 @@ def test_ornstein_uhlenbeck_in_the_long_run():
     np.testing.assert_allclose(late.std(), deviation, rtol=0.03)
     np.testing.assert_allclose(late.mean(), 0, atol=0.02)
     np.testing.assert_allclose(np.mean(late[:-3] * late[3:]) / deviation**2, 0.75**3, atol=0.03)
-    np.testing.assert_allclose(states[0].std(), 0.2, rtol=0.03)  # it begins at 0
+    np.testing.assert_allclose(states[0].std(), 0.2, rtol=0.03)  # starts at 0
     np.testing.assert_allclose(noise, 0.5 * states, rtol=1e-6)
 
 
-def test_gaussian_noise_has_no_memory():
-    noise, state = explore("gaussian", None, keys_of(0), SHAPE, hypers_of())
+def test_gaussian_noise_has_no_state():
+    noise, state = explore("gaussian", None, keys_of(0), SHAPE, OPTIONS)
     assert state is None
     np.testing.assert_allclose(noise.std(), 0.5 * 0.2, rtol=0.04)
     np.testing.assert_allclose(noise.mean(), 0, atol=0.01)
 
 
-def test_no_noise_and_a_scale_of_0_are_nothing():
-    for kind, hypers in (("none", hypers_of()), ("gaussian", hypers_of(noise_scale=0.0))):
-        noise, _ = explore(kind, None, keys_of(0), SHAPE, hypers)
+def test_no_noise_and_a_scale_of_0_give_zeros():
+    silent = dataclasses.replace(OPTIONS, noise_scale=0.0)
+    for kind, options in (("none", OPTIONS), ("gaussian", silent)):
+        noise, _ = explore(kind, None, keys_of(0), SHAPE, options)
         np.testing.assert_array_equal(noise, np.zeros(SHAPE))
 
 
@@ -71,11 +65,14 @@ def test_uniform_actions_fill_the_box():
     np.testing.assert_allclose(actions.std(), 1 / np.sqrt(3), rtol=0.03)
 
 
-@pytest.mark.parametrize("draw", [
-    lambda keys: explore("gaussian", None, keys, (10, 2, 3), hypers_of())[0],
-    lambda keys: uniform_actions(keys, (10, 2, 3)),
-])  # fmt: skip
-def test_noise_of_a_block_comes_from_its_key(draw):
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda keys: explore("gaussian", None, keys, (10, 2, 3), OPTIONS)[0],
+        lambda keys: uniform_actions(keys, (10, 2, 3)),
+    ],
+)
+def test_noise_of_a_block_depends_only_on_its_key(draw):
     keys = keys_of(2)
     one, other = draw(keys), draw(keys.at[1].set(jax.random.key(9)))
     changed = np.any(np.asarray(one != other), axis=(1, 2))

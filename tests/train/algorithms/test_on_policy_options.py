@@ -18,9 +18,8 @@ import pytest
 import reference_on_policy as reference
 from probes import NETWORK, ShopParams, tiny_config, tiny_policy
 
-from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms.ppo import PPO
-from wdjax.train.state.registry import ALGORITHMS, with_options
+from wdjax.train import PPO, make_learner, with_hypers
+from wdjax.train.state.registry import ALGORITHMS
 from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -30,15 +29,24 @@ RECURRENT = dataclasses.replace(NETWORK, recurrent_size=4)
 SEPARATE = dataclasses.replace(RECURRENT, shared_trunk=False)
 NORMALIZED = {"normalize_observation": True, "normalize_advantage": True, "normalize_reward": True}
 PLAIN = {
-    "epochs": 1, "minibatches": 1, "optimizer": "sgd", "max_grad_norm": math.inf, "value_clip": 0.3,
+    "epochs": 1,
+    "minibatches": 1,
+    "optimizer": "sgd",
+    "max_grad_norm": math.inf,
+    "value_clip": 0.3,
     "entropy_coefficient": 0.1,
-}  # fmt: skip
-POLICIES = {
-    "pilot": tiny_policy("PPO", network=SEPARATE, action_distribution="squashed_gaussian", **NORMALIZED, **PLAIN),
-    "novice": tiny_policy("PPO", agents=("clerk[0:1]",), neg_pos_env_ratio=0.0, **NORMALIZED, **PLAIN),
-    "clerk": tiny_policy("PPO", agents=("clerk[1:3]",), network=RECURRENT, normalize_advantage=False),
 }
-POLICIES = {name: with_options(name, policy) for name, policy in POLICIES.items()}
+POLICIES = {
+    "pilot": tiny_policy(
+        "PPO", network=SEPARATE, action_distribution="squashed_gaussian", **NORMALIZED, **PLAIN
+    ),
+    "novice": tiny_policy(
+        "PPO", agents=("clerk[0:1]",), neg_pos_env_ratio=0.0, **NORMALIZED, **PLAIN
+    ),
+    "clerk": tiny_policy(
+        "PPO", agents=("clerk[1:3]",), network=RECURRENT, normalize_advantage=False
+    ),
+}
 RATES = [f"{name}.learning_rate" for name in POLICIES]
 
 
@@ -59,7 +67,10 @@ class Spied(PPO):
         return super().loss(new, batch, options, lambda terms: mean(terms | spied))
 
     def end_of_step(self, policy, state, carry, final_obs, truncated):
-        return {**super().end_of_step(policy, state, carry, final_obs, truncated), "next_obs": final_obs}
+        return {
+            **super().end_of_step(policy, state, carry, final_obs, truncated),
+            "next_obs": final_obs,
+        }
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +81,15 @@ def shop():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ALGORITHMS, "PPO", Spied)
-        patch.setattr("wdjax.train.learner.learner.episode_metrics", lambda played, *_: {"played": played})
+        patch.setattr(
+            "wdjax.train.learner.learner.episode_metrics", lambda played, *_: {"played": played}
+        )
         learner = make_learner(tiny_config("probe_shop", POLICIES, num_blocks=4))
         state = learner.init(jax.random.key(5))
         params = ShopParams(leave=0.07, dead_obs=1e3, dead_reward=-1e3)
-        state = state.replace(env_params=jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), state.env_params, params))
+        state = state.replace(
+            env_params=jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), state.env_params, params)
+        )
         states, played, metrics = [with_hypers(state, **dict.fromkeys(RATES, 0.0))], [], []
         for i in range(UPDATES):
             if i == UPDATES - 1:
@@ -95,7 +110,9 @@ class Seen:
     value: np.ndarray
     advantage: np.ndarray
     target: np.ndarray
-    seen_statistics: dict  # name of the part -> (mean, variance) of all live rows up to this rollout's end
+    seen_statistics: (
+        dict  # name of the part -> (mean, variance) of all live rows up to this rollout's end
+    )
     reward_variance: float  # of the discounted sums, likewise
     sums: np.ndarray  # the discounted sums after the last row, 0 where an episode ended
     losses: Callable  # of other parameters -> the parts of the loss
@@ -105,33 +122,56 @@ class Seen:
 def expected(shop):
     """Returns {policy: [Seen of each rollout]}."""
     _, states, played, _ = shop
-    return {name: list(of_policy(config, name, states, played)) for name, config in POLICIES.items()}
+    return {
+        name: list(of_policy(config, name, states, played)) for name, config in POLICIES.items()
+    }
 
 
 def of_policy(config, name, states, played):
     rows_so_far, sums_so_far, before = {"place": [], "clock": []}, [], 0.0
     # before anything was seen nothing is shifted, but it is clipped
-    statistics, variance = dict.fromkeys(rows_so_far, (0.0, 1.0)) if config.normalize_observation else None, 1.0
+    statistics, variance = (
+        dict.fromkeys(rows_so_far, (0.0, 1.0)) if config.normalize_observation else None,
+        1.0,
+    )
     for state, part in zip(states, played, strict=False):
         rows, over = part.rows[name], part.over
         params = float64(state.policies[name].params)
         carry = part.first_carry[name] or (None, None)
         play = functools.partial(
-            reference.replay, obs=rows.obs, final_obs=rows.next_obs, last_obs=part.last_obs[name], carry=carry,
-            over=over, statistics=statistics,
-        )  # fmt: skip
+            reference.replay,
+            obs=rows.obs,
+            final_obs=rows.next_obs,
+            last_obs=part.last_obs[name],
+            carry=carry,
+            over=over,
+            statistics=statistics,
+        )
         outputs, value, following = play(params)
-        reward = np.clip(rows.reward / np.sqrt(variance + 1e-8), -10, 10) if config.normalize_reward else rows.reward
-        advantage = reference.advantages(reward, value, following, rows.terminated, over, GAMMA, LAMBDA)
-        sums, before = reference.discounted_sums(rows.reward.astype(np.float64), over, GAMMA, before)
-        for part_name, leaf in (("place", rows.obs["inner"]["place"]), ("clock", rows.obs["clock"])):
+        reward = (
+            np.clip(rows.reward / np.sqrt(variance + 1e-8), -10, 10)
+            if config.options.normalize_reward
+            else rows.reward
+        )
+        advantage = reference.advantages(
+            reward, value, following, rows.terminated, over, GAMMA, LAMBDA
+        )
+        sums, before = reference.discounted_sums(
+            rows.reward.astype(np.float64), over, GAMMA, before
+        )
+        for part_name, leaf in (
+            ("place", rows.obs["inner"]["place"]),
+            ("clock", rows.obs["clock"]),
+        ):
             rows_so_far[part_name].append(leaf[rows.live].astype(np.float64))
         sums_so_far.append(sums[rows.live])
         all_rows = {key: np.concatenate(value) for key, value in rows_so_far.items()}
         now = {key: (value.mean(0), value.var(0)) for key, value in all_rows.items()}
         seen_variance = np.concatenate(sums_so_far).var()
         losses = functools.partial(losses_of, config, rows, play, advantage, advantage + value)
-        yield Seen(rows, outputs, value, advantage, advantage + value, now, seen_variance, before, losses)
+        yield Seen(
+            rows, outputs, value, advantage, advantage + value, now, seen_variance, before, losses
+        )
         statistics = now if config.normalize_observation else None
         variance = seen_variance
 
@@ -147,7 +187,16 @@ def losses_of(config, rows, play, advantage, target, params):
         log_prob = reference.choice_log_prob(outputs, rows.obs["action_mask"], rows.action)
         entropy = reference.choice_entropy(outputs, rows.obs["action_mask"])
     live = rows.live & positive_replicas(config, rows)[:, None]
-    return reference.ppo_loss(log_prob, entropy, value, (rows.log_prob, rows.value), advantage, target, live, config)
+    return reference.ppo_loss(
+        log_prob,
+        entropy,
+        value,
+        (rows.log_prob, rows.value),
+        advantage,
+        target,
+        live,
+        config.options,
+    )
 
 
 def in_the_box(free):
@@ -158,14 +207,20 @@ def in_the_box(free):
 def positive_replicas(config, rows):
     """Returns [N] bool: from which replicas the policy learns, for a ratio of 0 or none."""
     positive = np.any(rows.terminated & rows.live, axis=(0, 2))
-    return positive if config.neg_pos_env_ratio == 0 and positive.any() else np.ones(8, bool)
+    return (
+        positive if config.options.neg_pos_env_ratio == 0 and positive.any() else np.ones(8, bool)
+    )
 
 
 def each(shop, expected):
     """Yields (policy, its configuration, its metrics, what the reference says) for every policy and update."""
     for name, parts in expected.items():
         for i, seen in enumerate(parts):
-            metrics = {key.removeprefix(f"{name}/"): value for key, value in shop[3][i].items() if key.startswith(name)}
+            metrics = {
+                key.removeprefix(f"{name}/"): value
+                for key, value in shop[3][i].items()
+                if key.startswith(name)
+            }
             yield name, POLICIES[name], metrics, seen
 
 
@@ -193,16 +248,22 @@ def test_values_are_those_of_a_network_that_is_stepped_through(shop, expected):
 def test_value_after_a_time_limit_is_of_the_carry_before_the_reset(shop, expected):
     for _, _, metrics, seen in each(shop, expected):
         live = seen.rows.live
-        np.testing.assert_allclose(metrics["advantage_mean"], seen.advantage[live].mean(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            metrics["advantage_mean"], seen.advantage[live].mean(), rtol=1e-3, atol=1e-3
+        )
         np.testing.assert_allclose(metrics["advantage_std"], seen.advantage[live].std(), rtol=1e-3)
-        np.testing.assert_allclose(metrics["return_mean"], seen.target[live].mean(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            metrics["return_mean"], seen.target[live].mean(), rtol=1e-3, atol=1e-3
+        )
 
 
 def test_log_probs_are_those_of_the_row_s_own_mask_and_of_the_squashed_density(shop, expected):
     for name, _, _, seen in each(shop, expected):
         rows, live = seen.rows, seen.rows.live
         if name == "pilot":  # the deviations are still 1
-            exact = reference.squashed_log_prob(seen.outputs, np.zeros(2), in_the_box(rows.action), -1.0, 3.0)
+            exact = reference.squashed_log_prob(
+                seen.outputs, np.zeros(2), in_the_box(rows.action), -1.0, 3.0
+            )
         else:
             exact = reference.choice_log_prob(seen.outputs, rows.obs["action_mask"], rows.action)
         np.testing.assert_allclose(rows.log_prob[live], exact[live], rtol=1e-3, atol=1e-3)
@@ -260,7 +321,9 @@ def test_one_step_goes_down_the_slope_of_the_whole_loss(shop, expected, name):
         size = np.linalg.norm(gradient)
         assert size > 1e-4, path
         slope = reference.slope_along(loss, before, path, direction)
-        np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=2e-3 * size, err_msg=str(path))
+        np.testing.assert_allclose(
+            np.sum(gradient * direction), slope, rtol=2e-3, atol=2e-3 * size, err_msg=str(path)
+        )
         squares += size**2
     np.testing.assert_allclose(shop[3][-1][f"{name}/grad_norm"], np.sqrt(squares), rtol=1e-3)
 
@@ -286,12 +349,16 @@ def test_statistics_are_of_all_live_rows_seen_so_far(shop, expected):
 
 def test_reward_statistics_are_of_the_discounted_sums_of_live_rows(shop, expected):
     for name, parts in expected.items():
-        if not POLICIES[name].normalize_reward:
+        if not POLICIES[name].options.normalize_reward:
             continue
         for i, seen in enumerate(parts):
             state, live = shop[1][i + 1], seen.rows.live
-            np.testing.assert_allclose(state.policies[name].normalizer.reward.variance, seen.reward_variance, rtol=1e-4)
-            np.testing.assert_allclose(state.memory[name].discounted_return, GAMMA * seen.sums, rtol=1e-4)
+            np.testing.assert_allclose(
+                state.policies[name].normalizer.reward.variance, seen.reward_variance, rtol=1e-4
+            )
+            np.testing.assert_allclose(
+                state.memory[name].discounted_return, GAMMA * seen.sums, rtol=1e-4
+            )
             before = 1.0 if i == 0 else np.sqrt(parts[i - 1].reward_variance)
             np.testing.assert_allclose(shop[3][i][f"{name}/reward_scale"], before, rtol=1e-4)
             assert np.count_nonzero(~live) > 0
@@ -306,15 +373,19 @@ def test_rollout_metrics_over_live_rows(shop, expected):
         reward = seen.rows.reward[live]
         for ending, function in {"mean": np.mean, "min": np.min, "max": np.max}.items():
             np.testing.assert_allclose(metrics[f"reward_{ending}"], function(reward), rtol=1e-4)
-        np.testing.assert_allclose(metrics["value_mean"], seen.value[live].mean(), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            metrics["value_mean"], seen.value[live].mean(), rtol=1e-3, atol=1e-4
+        )
         np.testing.assert_allclose(metrics["live_fraction"], live.mean(), rtol=1e-6)
         explained = 1 - seen.advantage[live].var() / seen.target[live].var()
-        np.testing.assert_allclose(metrics["explained_variance"], max(explained, -1), rtol=1e-2, atol=1e-3)
+        np.testing.assert_allclose(
+            metrics["explained_variance"], max(explained, -1), rtol=1e-2, atol=1e-3
+        )
 
 
 def test_normalized_advantages_have_mean_0(shop, expected):
     for _, config, metrics, _ in each(shop, expected):
-        assert ("normalized_advantage_mean" in metrics) == config.normalize_advantage
+        assert ("normalized_advantage_mean" in metrics) == config.options.normalize_advantage
         assert abs(metrics.get("normalized_advantage_mean", 0.0)) < 1e-5
 
 
@@ -325,12 +396,14 @@ def test_ratio_0_learns_from_the_positive_replicas_alone(shop, expected):
     some = []
     for _, config, metrics, seen in each(shop, expected):
         live, chosen = seen.rows.live, positive_replicas(config, seen.rows)
-        assert ("positive_envs" in metrics) == (config.neg_pos_env_ratio == 0)
-        if config.neg_pos_env_ratio == 0 and not chosen.all():
+        assert ("positive_envs" in metrics) == (config.options.neg_pos_env_ratio == 0)
+        if config.options.neg_pos_env_ratio == 0 and not chosen.all():
             assert metrics["positive_envs"] == chosen.sum()
             assert metrics["negative_envs"] == 0
             some.append(8 - chosen.sum())
-        np.testing.assert_allclose(metrics["live_rows"] * config.minibatches, live[:, chosen].sum(), rtol=1e-6)
+        np.testing.assert_allclose(
+            metrics["live_rows"] * config.options.minibatches, live[:, chosen].sum(), rtol=1e-6
+        )
     assert max(some) > 0
 
 
@@ -339,7 +412,9 @@ def test_ratio_0_learns_from_the_positive_replicas_alone(shop, expected):
 
 def test_dead_rows_change_no_bit(shop):
     learner, states, _, _ = shop
-    params = dataclasses.replace(states[2].env_params, dead_obs=jnp.float32(-7.0), dead_reward=jnp.float32(5.0))
+    params = dataclasses.replace(
+        states[2].env_params, dead_obs=jnp.float32(-7.0), dead_reward=jnp.float32(5.0)
+    )
     other, _ = learner.update(states[2].replace(env_params=params))
     for name in POLICIES:
         ours, theirs = other.policies[name], states[3].policies[name]
@@ -389,8 +464,11 @@ def test_population_member_is_its_solo_run(shop):
     for i, start in enumerate(starts):
         alone, _ = learner.update(start)
         for name in POLICIES:
-            ours = jax.tree.map(lambda leaf, i=i: leaf[i], (together.policies[name], together.memory[name]))
+            ours = jax.tree.map(
+                lambda leaf, i=i: leaf[i], (together.policies[name], together.memory[name])
+            )
             jax.tree.map(
-                functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours,
+                functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+                ours,
                 (alone.policies[name], alone.memory[name]),
-            )  # fmt: skip
+            )

@@ -43,8 +43,12 @@ OPTIONS = {
     "target_kl": {"target_kl": 0.05},
 }
 NOT_OF_A2C = ("value_clip", "target_kl")  # which makes one step, from where it acted
-CASES = [(name, algorithm) for name in OPTIONS for algorithm in ALGORITHMS
-         if algorithm == "PPO" or name not in NOT_OF_A2C]  # fmt: skip
+CASES = [
+    (name, algorithm)
+    for name in OPTIONS
+    for algorithm in ALGORITHMS
+    if algorithm == "PPO" or name not in NOT_OF_A2C
+]
 
 
 @functools.cache
@@ -59,8 +63,10 @@ def learn(option, algorithm):
         state.replace(env_params=env_params)
     )
     policy, learned = learner.setup.policies["agent"], state.policies["agent"]
-    outputs, values, _ = jax.vmap(policy.apply, (0, None, None))(learned, SIGNALS, empty_carry(config.network, (2,)))
-    if config.normalize_reward:
+    outputs, values, _ = jax.vmap(policy.apply, (0, None, None))(
+        learned, SIGNALS, empty_carry(config.network, (2,))
+    )
+    if config.options.normalize_reward:
         values *= jnp.sqrt(learned.normalizer.reward.variance)[:, None]
     probability = jax.nn.softmax(outputs)[..., 1]
     return {name: (probability[i], values[i]) for i, name in enumerate(PROBES)}
@@ -86,8 +92,12 @@ def test_action_fits_what_is_seen(option, algorithm):
 @pytest.mark.parametrize(("option", "algorithm"), CASES)
 def test_value_after_a_time_limit(option, algorithm):
     # what a recurrent policy remembers at the end it knows from nowhere else: over seeds its values are 0.5 off at most
-    atol = 1.0 if option == "recurrent" else 0.3  # without a value after the limit they would be 1.6 off
-    np.testing.assert_allclose(learn(option, algorithm)["final_obs"][1], [-ENDLESS, ENDLESS], atol=atol)
+    atol = (
+        1.0 if option == "recurrent" else 0.3
+    )  # without a value after the limit they would be 1.6 off
+    np.testing.assert_allclose(
+        learn(option, algorithm)["final_obs"][1], [-ENDLESS, ENDLESS], atol=atol
+    )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -99,7 +109,9 @@ def test_squashed_gaussian_finds_the_optimum(algorithm):
     learner = make_learner(tiny_config("probe_pair", policies))
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=UPDATES)
     policy = learner.setup.policies["pilot"]
-    outputs, *_ = policy.apply(PolicyState(state.policies["pilot"].params, None), jnp.array([[1.0], [-1.0]]))
+    outputs, *_ = policy.apply(
+        PolicyState(state.policies["pilot"].params, None), jnp.array([[1.0], [-1.0]])
+    )
     action = policy.distribution.to_space(policy.distribution.mode(outputs))
     np.testing.assert_allclose(action, [Pair.TARGETS[1], Pair.TARGETS[-1]], atol=0.15)
     assert np.nansum(metrics["episode_outside"]) == 0

@@ -63,7 +63,9 @@ class Reinforce(Algorithm):
     Options = ReinforceOptions
 
     def make_network(self, config, assignment, rngs):
-        return nnx.Linear(assignment.observation_space.shape[0], assignment.action_space.n, rngs=rngs)
+        return nnx.Linear(
+            assignment.observation_space.shape[0], assignment.action_space.n, rngs=rngs
+        )
 
     def init(self, policy, params):
         return PolicyState(params, None, own={"baseline": jnp.float32(0)})
@@ -73,11 +75,17 @@ class Reinforce(Algorithm):
 
     def act(self, policy, state, carry, obs, keys, hypers):
         logits = self.logits(policy, state.params, obs, hypers.options.heat)
-        return sample_blocks(policy.distribution, keys, logits), {"own": {"largest": logits.max(axis=-1)}}, carry
+        return (
+            sample_blocks(policy.distribution, keys, logits),
+            {"own": {"largest": logits.max(axis=-1)}},
+            carry,
+        )
 
     def play(self, policy, state, carry, obs, keys, greedy):
         logits = self.logits(policy, state.params, obs)
-        return policy.distribution.mode(logits) if greedy else sample_blocks(policy.distribution, keys, logits), carry
+        return policy.distribution.mode(logits) if greedy else sample_blocks(
+            policy.distribution, keys, logits
+        ), carry
 
     def update(self, policy, state, memory, hypers, played, key, num_blocks):
         rows, baseline = played.rows[policy.name], state.own["baseline"]
@@ -88,7 +96,9 @@ class Reinforce(Algorithm):
             return -jnp.mean(jnp.where(rows.live, log_prob * (rows.reward - baseline), 0.0))
 
         value, grads = jax.value_and_grad(loss)(state.params)
-        params = jax.tree.map(lambda param, grad: param - hypers.learning_rate * grad, state.params, grads)
+        params = jax.tree.map(
+            lambda param, grad: param - hypers.learning_rate * grad, state.params, grads
+        )
         decay = policy.config.options.decay
         own = {"baseline": decay * baseline + (1 - decay) * jnp.mean(rows.reward)}
         norm = jnp.sqrt(sum(jnp.sum(grad**2) for grad in jax.tree.leaves(grads)))
@@ -97,9 +107,17 @@ class Reinforce(Algorithm):
 
 
 def awr_config(**changes):
-    base = {"policies.agent.algorithm": PATH, "num_envs": 8, "rollout_length": 8, "total_env_steps": 6 * 64}
+    base = {
+        "policies.agent.algorithm": PATH,
+        "num_envs": 8,
+        "rollout_length": 8,
+        "total_env_steps": 6 * 64,
+    }
     base["policies.agent.network.hidden_sizes"] = [8]
-    base["policies.agent.learning_rate"] = [[0, 2.5e-3], [150_000, 1e-4]]  # the same at every length of run
+    base["policies.agent.learning_rate"] = [
+        [0, 2.5e-3],
+        [150_000, 1e-4],
+    ]  # the same at every length of run
     return load_config("cartpole_ppo", **(base | changes))
 
 
@@ -125,8 +143,12 @@ def test_options_are_swept_in_one_program_as_if_alone(tmp_path):
     together = [load_member(tmp_path / "sweep", i)[1].policies["agent"].params for i in range(2)]
     alone = []
     for temperature in (0.1, 1.0):
-        learner = make_learner(awr_config(**{"policies.agent.learning_rate": 1e-2, TEMPERATURE: temperature}))
-        alone.append(learner.run(learner.init(jax.random.key(0)), num_updates=6)[0].policies["agent"].params)
+        learner = make_learner(
+            awr_config(**{"policies.agent.learning_rate": 1e-2, TEMPERATURE: temperature})
+        )
+        alone.append(
+            learner.run(learner.init(jax.random.key(0)), num_updates=6)[0].policies["agent"].params
+        )
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, together, alone)
     gaps = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), *alone)
@@ -140,7 +162,9 @@ def test_traced_options_are_hypers_of_a_population():
     states = with_hypers(states, **{"agent.options.temperature": jnp.array([0.1, 1.0])})
     weights = jax.vmap(learner.update)(states)[1]["agent/weight"]
     assert weights[0] != weights[1]
-    with pytest.raises(ValueError, match=r"unknown hyperparameter 'agent.options.temprature'.*options.temperature"):
+    with pytest.raises(
+        ValueError, match=r"unknown hyperparameter 'agent.options.temprature'.*options.temperature"
+    ):
         with_hypers(states, **{"agent.options.temprature": 1.0})
 
 
@@ -155,8 +179,12 @@ def test_a_run_resumes_exactly_and_is_loaded(tmp_path, monkeypatch):
     learner, state = load_run(tmp_path / "parts")
     assert learner.config.policies["agent"].options == AWR.Options(temperature=0.7)
     assert state.hypers["agent"].options.temperature == np.float32(0.7)
-    with pytest.raises(ValueError, match=r"options.temperature = 0.5: the run in .* was started with 0.7"):
-        Trainer(awr_config(**chunks | {TEMPERATURE: 0.5}), tmp_path / "parts", resume=True, quiet=True)
+    with pytest.raises(
+        ValueError, match=r"options.temperature = 0.5: the run in .* was started with 0.7"
+    ):
+        Trainer(
+            awr_config(**chunks | {TEMPERATURE: 0.5}), tmp_path / "parts", resume=True, quiet=True
+        )
 
 
 @pytest.mark.slow
@@ -173,7 +201,9 @@ def test_it_plays_and_learns_beside_ppo_in_one_program():
 @pytest.mark.slow
 def test_it_begins_with_what_ppo_has_learned(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
-    ppo = Trainer(awr_config(**{"policies.agent.algorithm": "PPO"}), tmp_path / "ppo", quiet=True).train()
+    ppo = Trainer(
+        awr_config(**{"policies.agent.algorithm": "PPO"}), tmp_path / "ppo", quiet=True
+    ).train()
     learner = make_learner(awr_config(**{"policies.agent.checkpoint": str(tmp_path / "ppo")}))
     begun = learner.init(jax.random.key(7)).policies["agent"].params
     jax.tree.map(np.testing.assert_array_equal, begun, ppo.policies["agent"].params)
@@ -190,7 +220,9 @@ class Orders(AWR):
 
 def test_every_dict_of_a_rollout_lists_policies_in_one_order():
     names = {"second": ("player[0]",), "first": ("player[1]",)}
-    policies = {name: PolicyConfig(agents, algorithm=f"{__name__}:Orders") for name, agents in names.items()}
+    policies = {
+        name: PolicyConfig(agents, algorithm=f"{__name__}:Orders") for name, agents in names.items()
+    }
     learner = make_learner(tiny_config("probe_leaver", policies))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     jax.eval_shape(learner.update, state)
@@ -202,14 +234,18 @@ def test_every_dict_of_a_rollout_lists_policies_in_one_order():
 
 
 def reinforce_config(**changes):
-    return tiny_config("probe_signal", {"agent": PolicyConfig(algorithm="mine", **changes)}, num_envs=32)
+    return tiny_config(
+        "probe_signal", {"agent": PolicyConfig(algorithm="mine", **changes)}, num_envs=32
+    )
 
 
 def test_a_whole_algorithm_finds_the_better_action(registry):
     register_algorithm("mine", Reinforce)
     learner = make_learner(reinforce_config(learning_rate=0.3))
     state = learner.init(jax.random.key(0))
-    params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), state.env_params, SignalParams(by_match=1.0))
+    params = jax.tree.map(
+        lambda a, b: jnp.asarray(b, a.dtype), state.env_params, SignalParams(by_match=1.0)
+    )
     state, metrics = learner.run(state.replace(env_params=params), num_updates=150)
     episodes = evaluate(learner, state, jax.random.key(1), num_episodes=64)
     best = episodes.episode_length.astype(float)
@@ -224,7 +260,9 @@ def test_static_options_reach_the_update(registry):
     for decay in (0.0, 0.5):
         learner = make_learner(reinforce_config(options={"decay": decay}))
         state = learner.init(jax.random.key(0))
-        params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), state.env_params, SignalParams(constant=1.0))
+        params = jax.tree.map(
+            lambda a, b: jnp.asarray(b, a.dtype), state.env_params, SignalParams(constant=1.0)
+        )
         after = learner.update(state.replace(env_params=params))[0]
         baselines.append(float(after.policies["agent"].own["baseline"]))
     np.testing.assert_allclose(baselines, [1.0, 0.5])
@@ -267,14 +305,32 @@ def test_a_custom_act_receives_keys_at_any_number_of_replicas(algorithm, num_env
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"policies.agent.algorithm": "AWRR"}, r"policies.agent.algorithm = 'AWRR'.*package.module:Class"),
-        ({"policies.agent.algorithm": "nowhere:X"}, "policies.agent.algorithm 'nowhere:X': No module named 'nowhere'"),
-        ({"policies.agent.algorithm": "math:pi"}, r"must be a subclass of wdjax.train.Algorithm, not 3.14"),
+        (
+            {"policies.agent.algorithm": "AWRR"},
+            r"policies.agent.algorithm = 'AWRR'.*package.module:Class",
+        ),
+        (
+            {"policies.agent.algorithm": "nowhere:X"},
+            "policies.agent.algorithm 'nowhere:X': No module named 'nowhere'",
+        ),
+        (
+            {"policies.agent.algorithm": "math:pi"},
+            r"must be a subclass of wdjax.train.Algorithm, not 3.14",
+        ),
         ({TEMPERATURE: "hot"}, r"policies.agent.options.temperature = 'hot': must be a number"),
-        ({"policies.agent.options.temprature": 1.0}, "unknown field policies.agent.options.temprature: did you mean"),
+        (
+            {"policies.agent.options.temprature": 1.0},
+            "unknown field policies.agent.options.temprature: did you mean",
+        ),
         ({TEMPERATURE: -1.0}, r"policies.agent.options.temperature = -1.0: must be above 0"),
-        ({"policies.agent.clip": 0.3}, r"policies.agent.clip = 0.3: must be 0.2 \(the default\): wdjax.experiments"),
-        ({"policies.agent.algorithm": "PPO", TEMPERATURE: 1.0}, "unknown field policies.agent.options.temperature"),
+        (
+            {"policies.agent.clip": 0.3},
+            r"policies.agent.clip = 0.3: must be 0.2 \(the default\): wdjax.experiments",
+        ),
+        (
+            {"policies.agent.algorithm": "PPO", TEMPERATURE: 1.0},
+            "unknown field policies.agent.options.temperature",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_traced(changes, words):
@@ -284,7 +340,9 @@ def test_what_is_wrong_is_said_before_anything_is_traced(changes, words):
 
 def test_a_schedule_among_options_is_checked(registry):
     register_algorithm("mine", Reinforce)
-    with pytest.raises(ValueError, match=r"policies.agent.options.heat = .*: must be sorted by env_step"):
+    with pytest.raises(
+        ValueError, match=r"policies.agent.options.heat = .*: must be sorted by env_step"
+    ):
         make_learner(reinforce_config(options={"heat": [[5, 1.0], [0, 2.0]]}))
 
 

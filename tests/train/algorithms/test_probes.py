@@ -62,7 +62,9 @@ def algorithm(request):
 
 def play(learner, run, state, env_params):
     """Trains from `state` with these env_params. Returns (parameters by policy, metrics)."""
-    env_params = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.env_params, env_params)
+    env_params = jax.tree.map(
+        lambda old, new: jnp.asarray(new, old.dtype), state.env_params, env_params
+    )
     state, metrics = run(state.replace(env_params=env_params))
     return {name: policy.params for name, policy in state.policies.items()}, metrics
 
@@ -151,16 +153,24 @@ def assert_ratio_is_one(metrics, policy):
 @pytest.fixture(scope="module")
 def leaver(algorithm):
     """Returns (learner, its compiled run, its first state)."""
-    policy = tiny_policy(algorithm, entropy_coefficient=0.01)  # so that every part of the loss could feel a dead row
+    policy = tiny_policy(
+        algorithm, entropy_coefficient=0.01
+    )  # so that every part of the loss could feel a dead row
     learner = make_learner(tiny_config("probe_leaver", {"player": policy}))
-    return learner, functools.partial(learner.run, num_updates=UPDATES), learner.init(jax.random.key(0))
+    return (
+        learner,
+        functools.partial(learner.run, num_updates=UPDATES),
+        learner.init(jax.random.key(0)),
+    )
 
 
 def test_rewards_after_leaving_are_worth_nothing(leaver):
     # What the first player sees once it is out is what it saw in its last step: only the live flag tells them apart.
     params, _ = play(*leaver, LeaverParams(dead_reward=-5.0))
     rows = jnp.eye(2 * Leaver.LENGTH)
-    _, value, _ = leaver[0].setup.policies["player"].apply(PolicyState(params["player"], None), rows)
+    _, value, _ = (
+        leaver[0].setup.policies["player"].apply(PolicyState(params["player"], None), rows)
+    )
     np.testing.assert_allclose(value[:2], [1 + GAMMA, 1], atol=0.1)
     stays = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
     np.testing.assert_allclose(value[4:], stays, atol=0.1)
@@ -187,7 +197,11 @@ def pair(algorithm):
     """Returns (learner, its compiled run, its first state)."""
     policies = {"pilot": tiny_policy(algorithm), "clerk": tiny_policy(algorithm)}
     learner = make_learner(tiny_config("probe_pair", policies))
-    return learner, functools.partial(learner.run, num_updates=UPDATES), learner.init(jax.random.key(0))
+    return (
+        learner,
+        functools.partial(learner.run, num_updates=UPDATES),
+        learner.init(jax.random.key(0)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -199,17 +213,23 @@ def pair_learned(pair):
 @pytest.mark.slow
 @pytest.mark.parametrize(("changed", "other"), [("clerk", "pilot"), ("pilot", "clerk")])
 def test_policy_does_not_feel_the_other_group(pair, pair_learned, changed, other):
-    env_params = Pair().default_params.replace(**{f"{changed}_scale": -3.0, f"{changed}_noise": 7.0})
+    env_params = Pair().default_params.replace(
+        **{f"{changed}_scale": -3.0, f"{changed}_noise": 7.0}
+    )
     params, _ = play(*pair, env_params)
     jax.tree.map(np.testing.assert_array_equal, params[other], pair_learned[0][other])
-    differs = jax.tree.map(lambda a, b: bool(np.any(np.not_equal(a, b))), params[changed], pair_learned[0][changed])
+    differs = jax.tree.map(
+        lambda a, b: bool(np.any(np.not_equal(a, b))), params[changed], pair_learned[0][changed]
+    )
     assert all(jax.tree.leaves(differs))
 
 
 def test_gaussian_finds_the_optimum_inside_the_box(pair, pair_learned):
     policy, params = pair[0].setup.policies["pilot"], pair_learned[0]["pilot"]
     outputs, *_ = policy.apply(PolicyState(params, None), jnp.array([[1.0], [-1.0]]))
-    np.testing.assert_allclose(policy.distribution.mode(outputs), [Pair.TARGETS[1], Pair.TARGETS[-1]], atol=0.15)
+    np.testing.assert_allclose(
+        policy.distribution.mode(outputs), [Pair.TARGETS[1], Pair.TARGETS[-1]], atol=0.15
+    )
 
 
 def test_environment_gets_actions_inside_the_box(pair_learned):

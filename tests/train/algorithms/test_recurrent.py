@@ -8,18 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from probes import NETWORK, tiny_config, tiny_policy
+from probes import NETWORK, change_policy, tiny_config, tiny_policy
 
 from wdjax import Box
-from wdjax.train import NetworkConfig, evaluate, make_learner
-from wdjax.train.algorithms.on_policy.update import PPO
+from wdjax.train import PPO, NetworkConfig, evaluate, make_learner
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry
 from wdjax.train.networks.distributions import Categorical
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 UPDATES = 150
-SIZES = {"num_envs": 16, "num_blocks": 4, "rollout_length": 6}  # episodes of 4 steps: they cross rollouts
+SIZES = {
+    "num_envs": 16,
+    "num_blocks": 4,
+    "rollout_length": 6,
+}  # episodes of 4 steps: they cross rollouts
 RATE = ((0, 0.02), (UPDATES * 16 * 6, 0.0))
 LEARNING = {"learning_rate": RATE, "gamma": 0.9, "entropy_coefficient": 0.01}
 
@@ -54,7 +57,9 @@ def test_memory_learns_by_a2c_too():
 
 def test_evaluation_carries_the_memory_too(remembering):
     learner, state, _ = remembering
-    assert evaluate(learner, state, jax.random.key(1), 64, True).episode_return["agent"].mean() > 0.95
+    assert (
+        evaluate(learner, state, jax.random.key(1), 64, True).episode_return["agent"].mean() > 0.95
+    )
 
 
 class StartsElsewhere(PPO):
@@ -68,9 +73,11 @@ class StartsElsewhere(PPO):
 
 def test_every_episode_starts_from_init_carry():
     network = dataclasses.replace(NETWORK, recurrent_size=3)
-    policy = dataclasses.replace(tiny_policy("PPO", network=network), algorithm=f"{__name__}:StartsElsewhere")
-    policy = dataclasses.replace(policy, epochs=1, minibatches=1)
-    learner = make_learner(tiny_config("probe_leaver", {"player": policy}, rollout_length=8))  # two episodes of 4 steps
+    policy = tiny_policy("PPO", network=network, epochs=1, minibatches=1)
+    policy = change_policy(policy, algorithm=f"{__name__}:StartsElsewhere")
+    learner = make_learner(
+        tiny_config("probe_leaver", {"player": policy}, rollout_length=8)
+    )  # two episodes of 4 steps
     state, metrics = learner.update(learner.init(jax.random.key(0)))
     expected = jnp.broadcast_to(jnp.array([1.0, 2.0])[None, :, None], (8, 2, 3))
     np.testing.assert_array_equal(state.memory["player"].carry[0], expected)
@@ -81,7 +88,9 @@ def test_every_episode_starts_from_init_carry():
 
 
 def make(shared_trunk=True, **changes):
-    config = NetworkConfig(hidden_sizes=(4,), activation="tanh", recurrent_size=3, shared_trunk=shared_trunk, **changes)
+    config = NetworkConfig(
+        hidden_sizes=(4,), activation="tanh", recurrent_size=3, shared_trunk=shared_trunk, **changes
+    )
     network = ActorCritic(Box(shape=(2,)), Categorical((2,), scalar=True), config, rngs=nnx.Rngs(0))
     return network, config
 
@@ -120,7 +129,9 @@ def test_a_step_depends_on_the_past_of_its_own_episode_alone(shared_trunk):
     after = unroll(network, obs.at[1].add(1.0), carry, restart)
     for ours, theirs in zip(before, after, strict=True):
         changed = np.any(np.reshape(ours != theirs, (5, 2, -1)), axis=-1)
-        np.testing.assert_array_equal(changed, [[False] * 2, [True] * 2, [True] * 2, [True, False], [True, False]])
+        np.testing.assert_array_equal(
+            changed, [[False] * 2, [True] * 2, [True] * 2, [True, False], [True, False]]
+        )
 
 
 def test_empty_carry_has_one_part_for_each_trunk():

@@ -27,17 +27,23 @@ T, ROLLOUTS, N, AGENTS, BLOCKS = 3, 3, 4, 2, 2
 ALL = (T * ROLLOUTS, N, AGENTS)
 GAMMA = 0.5
 ONE_STEP = Steps(
-    obs=jax.ShapeDtypeStruct((1,), jnp.float32), action=jax.ShapeDtypeStruct((2,), jnp.float32),
-    reward=jax.ShapeDtypeStruct((), jnp.float32), next_obs=jax.ShapeDtypeStruct((1,), jnp.float32),
-    terminated=jax.ShapeDtypeStruct((), bool), over=jax.ShapeDtypeStruct((), bool), live=jax.ShapeDtypeStruct((), bool),
-)  # fmt: skip
+    obs=jax.ShapeDtypeStruct((1,), jnp.float32),
+    action=jax.ShapeDtypeStruct((2,), jnp.float32),
+    reward=jax.ShapeDtypeStruct((), jnp.float32),
+    next_obs=jax.ShapeDtypeStruct((1,), jnp.float32),
+    terminated=jax.ShapeDtypeStruct((), bool),
+    over=jax.ShapeDtypeStruct((), bool),
+    live=jax.ShapeDtypeStruct((), bool),
+)
 
 
 def numbered_steps(reward, terminated, over, live):
     """Steps [T, N, n] whose observations are their places in time, replica and agent, and then 0.5 more."""
     time, replica, agent = np.indices(reward.shape)
     place = (100 * time + 10 * replica + agent)[..., None].astype(np.float32)
-    return Steps(place, np.concatenate([place, -place], -1), reward, place + 0.5, terminated, over, live)
+    return Steps(
+        place, np.concatenate([place, -place], -1), reward, place + 0.5, terminated, over, live
+    )
 
 
 def transitions_by_loop(steps, n_step, gamma):
@@ -53,7 +59,9 @@ def transitions_by_loop(steps, n_step, gamma):
             if steps.terminated[row] or steps.over[row] or k == n_step - 1:
                 discount = 0.0 if steps.terminated[row] else gamma ** (k + 1)
                 break
-        blocks[i // (N // BLOCKS)].append([steps.obs[t, i, j, 0], total, steps.next_obs[row][0], discount])
+        blocks[i // (N // BLOCKS)].append(
+            [steps.obs[t, i, j, 0], total, steps.next_obs[row][0], discount]
+        )
     return [np.array(rows).reshape(-1, 4) for rows in blocks]
 
 
@@ -72,7 +80,12 @@ flags = arrays(bool, ALL, elements=st.sampled_from([False, False, True]))
 
 # n = 5 is longer than a rollout of 3 steps: a window spans three of them
 @pytest.mark.parametrize("n_step", [1, 2, 5])
-@given(reward=arrays(np.float32, ALL, elements=st.integers(-9, 9)), terminated=flags, over=flags, dead=flags)
+@given(
+    reward=arrays(np.float32, ALL, elements=st.integers(-9, 9)),
+    terminated=flags,
+    over=flags,
+    dead=flags,
+)
 def test_transitions_are_those_of_a_plain_loop(n_step, reward, terminated, over, dead):
     steps = numbered_steps(reward, terminated, over, ~dead)
     ring = jax.device_get(remember_all(steps, GAMMA, n_step))
@@ -80,7 +93,9 @@ def test_transitions_are_those_of_a_plain_loop(n_step, reward, terminated, over,
         rows = jax.tree.map(lambda leaf, block=block: leaf[block, : ring.size[block]], ring.rows)
         assert ring.size[block] == len(expected)
         got = np.stack([rows.obs[:, 0], rows.reward, rows.next_obs[:, 0], rows.discount], axis=1)
-        np.testing.assert_array_equal(got, expected)  # powers of 1/2 and small whole numbers are exact
+        np.testing.assert_array_equal(
+            got, expected
+        )  # powers of 1/2 and small whole numbers are exact
         np.testing.assert_array_equal(rows.action, np.concatenate([rows.obs, -rows.obs], axis=1))
 
 
@@ -125,7 +140,9 @@ def test_an_agent_that_left_while_others_play_on_ends_its_own_sum():
 def test_rows_of_a_block_are_those_of_its_replicas_in_the_order_of_time():
     place = numbered_steps(*[np.zeros((3, 4, 2), np.float32)] * 4).obs
     rows = by_block(jnp.array(place), 2)[..., 0]
-    np.testing.assert_array_equal(rows[0], [100 * t + 10 * i + j for t in range(3) for i in (0, 1) for j in (0, 1)])
+    np.testing.assert_array_equal(
+        rows[0], [100 * t + 10 * i + j for t in range(3) for i in (0, 1) for j in (0, 1)]
+    )
     np.testing.assert_array_equal(rows[1], rows[0] + 20)
 
 
@@ -136,7 +153,10 @@ CAPACITY, NEW = 5, 4
 
 def empty_ring(capacity=CAPACITY, room=NEW):
     zeros = jnp.zeros(2, jnp.int32)
-    rows = {"x": jnp.zeros((2, capacity + room)), "y": jnp.zeros((2, capacity + room, 1), jnp.int32)}
+    rows = {
+        "x": jnp.zeros((2, capacity + room)),
+        "y": jnp.zeros((2, capacity + room, 1), jnp.int32),
+    }
     return Ring(rows, zeros, zeros, zeros, capacity)
 
 
@@ -145,7 +165,10 @@ def held_rows(ring):
     numbers = np.broadcast_to(np.arange(ring.capacity), (2, ring.capacity))
     ring, rows = jax.device_get((ring, take_jit(ring, numbers)))
     rows = jax.tree.map(lambda leaf: leaf.reshape(2, ring.capacity, *leaf.shape[1:]), rows)
-    return [jax.tree.map(lambda leaf, block=block: leaf[block, : ring.size[block]], rows) for block in range(2)]
+    return [
+        jax.tree.map(lambda leaf, block=block: leaf[block, : ring.size[block]], rows)
+        for block in range(2)
+    ]
 
 
 append_jit, take_jit = jax.jit(append), jax.jit(take)
@@ -163,7 +186,9 @@ def test_ring_holds_the_newest_live_rows(live):
             newest = seen[block][-CAPACITY:]
             assert ring.size[block] == len(newest)
             assert ring.position[block] == len(seen[block]) % CAPACITY
-            rolled = np.roll(newest, len(seen[block]) if len(newest) == CAPACITY else 0)  # row i has the number i % 5
+            rolled = np.roll(
+                newest, len(seen[block]) if len(newest) == CAPACITY else 0
+            )  # row i has the number i % 5
             np.testing.assert_array_equal(held[block]["x"], rolled)
             np.testing.assert_array_equal(held[block]["y"][:, 0], -rolled.astype(np.int32))
 
@@ -172,7 +197,9 @@ def test_of_more_rows_than_it_holds_a_ring_keeps_the_last():
     number = jnp.arange(1.0, 15.0).reshape(2, 7)
     live = jnp.ones((2, 7), bool).at[0, 6].set(False)
     ring = append(empty_ring(3, 3), {"x": number, "y": number[..., None]}, live)
-    np.testing.assert_array_equal([np.sort(rows["x"]) for rows in held_rows(ring)], [[4, 5, 6], [12, 13, 14]])
+    np.testing.assert_array_equal(
+        [np.sort(rows["x"]) for rows in held_rows(ring)], [[4, 5, 6], [12, 13, 14]]
+    )
     np.testing.assert_array_equal(ring.size, [3, 3])
     np.testing.assert_array_equal(ring.position, [0, 1])
 
@@ -181,7 +208,10 @@ def test_of_more_rows_than_it_holds_a_ring_keeps_the_last():
 def test_a_ring_with_its_places_of_before_is_what_it_was(live, later):
     ring = empty_ring()
     for k, alive in enumerate([*live, later]):
-        before, number = ring, 1.0 + k * NEW + np.arange(NEW, dtype=np.float32) + np.array([[0.0], [100.0]])
+        before, number = (
+            ring,
+            1.0 + k * NEW + np.arange(NEW, dtype=np.float32) + np.array([[0.0], [100.0]]),
+        )
         ring = append_jit(ring, {"x": number, "y": -number[..., None]}, alive)
     back = before.replace(rows=ring.rows)
     for mine, theirs in zip(held_rows(back), held_rows(before), strict=True):

@@ -55,10 +55,14 @@ def test_each_policy_is_paid_for_its_own_agents(learner, updates):
     state = updates[0]
     frozen = jax.tree.map(jnp.zeros_like, state.policies["frozen"].params)
     frozen["policy_head"]["bias"] = jnp.array([50.0, 0, 50.0, 0, 0])
-    changed = state.replace(policies={**state.policies, "frozen": state.policies["frozen"].replace(params=frozen)})
+    changed = state.replace(
+        policies={**state.policies, "frozen": state.policies["frozen"].replace(params=frozen)}
+    )
     before, after = learner.update(state), learner.update(changed)
     for name in ("chief", "pilot"):
-        jax.tree.map(np.testing.assert_array_equal, before[0].policies[name], after[0].policies[name])
+        jax.tree.map(
+            np.testing.assert_array_equal, before[0].policies[name], after[0].policies[name]
+        )
         assert before[1][f"{name}/episode_return"] == after[1][f"{name}/episode_return"]
     assert before[1]["frozen/episode_return"] != after[1]["frozen/episode_return"]
     earned = [state.replicas.episode_return["clerk"] for state in (before[0], after[0])]
