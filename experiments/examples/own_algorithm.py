@@ -1,7 +1,7 @@
 """A custom algorithm: advantage-weighted regression (AWR), swept and played against PPO.
 
     python -m wdjax.experiments.examples.own_algorithm
-    wdjax train cartpole_ppo --policies.agent.options.temperature 0.3 --policies.agent.clip 0.2 \
+    wdjax train cartpole_ppo --policies.agent.temperature 0.3 \
         --policies.agent.algorithm wdjax.experiments.examples.own_algorithm:AWR
 
 Source: Peng, Kumar, Zhang, Levine, "Advantage-Weighted Regression: Simple and Scalable Off-Policy
@@ -15,41 +15,49 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from wdjax.train import OnPolicy, load_config, make_learner, register_algorithm, traced, with_hypers
+from wdjax.train import PPO, load_config, make_learner, register_algorithm, traced, with_hypers
 
 TEMPERATURES = (0.03, 0.1, 0.3, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of AWR, set by the block `options:` of a policy."""
+class Options(PPO.Options):
+    """Options of AWR: those of PPO, of which `clip` and `value_clip` have no effect, and two more."""
 
     temperature: float = traced(0.3, allowed="above 0")
-    """advantage that multiplies the weight of an action by e, in units of the advantage"""
+    """Advantage that multiplies the weight of an action by e."""
     max_weight: float = traced(20.0, allowed="above 0")
-    """maximum weight of an action"""
+    """Maximum weight of an action."""
 
 
-class AWR(OnPolicy):
+class AWR(PPO):
     """Advantage-weighted regression: imitate actions, weighted by their advantage.
 
-    The loss of a transition is -log pi(a) min(exp(A / temperature), max_weight).
-    `OnPolicy` implements everything else: rollouts, memory, masks, advantages (override
-    `advantages` to change them), value loss, entropy, epochs, minibatches, normalization and
-    several devices. An algorithm that does not learn from the transitions of one rollout is a
-    subclass of `wdjax.train.Algorithm` instead.
+    PPO implements everything but the loss: acting, advantages, epochs of minibatches and several
+    devices.
     """
 
-    # unlike OnPolicy itself, AWR uses the policy field `minibatches`
-    takes = OnPolicy.takes | {"minibatches"}
-    keeps_log_prob = False  # the loss has no probability ratio
     Options = Options
+    keeps_log_prob = False  # the loss has no probability ratio
 
-    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
-        """Return the loss [R] and metrics [R] of R transitions."""
-        weight = jnp.exp(jnp.where(live, advantage, 0.0) / hypers["options.temperature"])
-        weight = jnp.minimum(weight, hypers["options.max_weight"])
-        return -log_prob * weight, {"weight": weight}
+    def loss(self, new, batch, options, mean):
+        """Return the loss and the means of its terms; arguments as for `PPO.loss`.
+
+        loss = mean(-log pi(a) w) + c_v mean((V - R)^2) - c_e mean(entropy),
+        w = min(exp(A / temperature), max_weight)
+        """
+        weight = jnp.minimum(jnp.exp(batch.advantage / options.temperature), options.max_weight)
+        means = mean(
+            {
+                "policy_loss": -new.log_prob * weight,
+                "value_loss": (new.value - batch.target) ** 2,
+                "entropy": new.entropy,
+                "weight": weight,
+            }
+        )
+        value_loss = options.value_coefficient * means["value_loss"]
+        entropy = options.entropy_coefficient * means["entropy"]
+        return means["policy_loss"] + value_loss - entropy, means
 
 
 register_algorithm("AWR", AWR)
@@ -65,7 +73,7 @@ def sweep_temperatures(num_updates: int = 60) -> tuple[jax.Array, jax.Array]:
     learner = make_learner(load_config("cartpole_ppo", **changes))
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), len(TEMPERATURES)))
     temperatures = jnp.array(TEMPERATURES)
-    states = with_hypers(states, **{"agent.options.temperature": temperatures})
+    states = with_hypers(states, **{"agent.temperature": temperatures})
     _, metrics = jax.vmap(functools.partial(learner.run, num_updates=num_updates))(states)
     return temperatures, jnp.nanmean(metrics["agent/episode_return"][:, -5:], axis=1)
 
@@ -74,7 +82,7 @@ def beside_ppo(num_updates: int = 40) -> dict[str, jax.Array]:
     """Train AWR taggers against PPO runners and return the metrics, [num_updates] each."""
     changes = {
         "policies.tagger.algorithm": "AWR",
-        "policies.tagger.options": {"temperature": 0.5},
+        "policies.tagger.temperature": 0.5,
         "num_envs": 32,
     }
     # observations as in WarpDrive

@@ -77,7 +77,8 @@ def observe(state):
 if __name__ == "__main__":
     wdjax.register("lander", Lander)
     wdjax.check_env("lander")  # raises an error if the environment breaks a rule
-    policy = PolicyConfig(learning_rate=3e-3, epochs=4, minibatches=4, normalize_advantage=True)
+    options = {"epochs": 4, "minibatches": 4, "normalize_advantage": True}
+    policy = PolicyConfig(learning_rate=3e-3, options=options)
     config = TrainConfig(env="lander", policies={"agent": policy}, num_envs=64, rollout_length=64)
     learner = make_learner(config)
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=50)
