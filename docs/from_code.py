@@ -264,10 +264,11 @@ def notebooks() -> str:
 
 
 def configuration(name: str) -> str:
-    """Return a table of the fields of a config class, with defaults and allowed values."""
+    """Return a table of the fields of a config class, or of the options of an algorithm."""
     from wdjax.train.config import facts, schema
+    from wdjax.train.state.registry import find_algorithm
 
-    cls = getattr(schema, name)
+    cls = getattr(schema, name) if hasattr(schema, name) else find_algorithm(name).Options
     fields = {field.name: field for field in dataclasses.fields(cls)}
     rows = []
     for field, default, words in field_words(cls):

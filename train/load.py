@@ -2,7 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
 from wdjax.train.learner.validate import validate
 from wdjax.train.state.hypers import OLD_BLOCK
-from wdjax.train.state.registry import flat_policy, policy_fields, read_config
+from wdjax.train.state.registry import flat_policy, policy_fields, read_config, without_old_options
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import CONFIG, trusted_values, without_version
 
@@ -66,18 +67,34 @@ def _changed(raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str
     if isinstance(policies := raw.get("policies"), Mapping):
         flat = lambda path, own: flat_policy(path, own) if isinstance(own, Mapping) else own  # noqa: E731
         raw = {**raw, "policies": {name: flat(f"policies.{name}", own) for name, own in policies.items()}}
+    changes = dict(_flat_changes(changes))
+    before = raw.get("policies")
     for name, value in changes.items():
-        if name.startswith("policies."):
-            name = OLD_BLOCK.sub(".", name, count=1)
         inside = [] if name in TrainConfig.__dataclass_fields__ else policy_fields(name, raw.get("policies") or ())
         if inside:
             raise ValueError(f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?")
         set_dotted(raw, name, value)
     if trust is not None:
         require_trusted(", ".join(changes), raw, trust)
+    if isinstance(before, Mapping) and isinstance(after := raw["policies"], Mapping):
+        raw["policies"] = {
+            name: without_old_options(name, own, before.get(name), changes) for name, own in after.items()
+        }
     config = read_config(raw)
     validate(config)
     return config
+
+
+def _flat_changes(changes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield changes with the options of policies named flat, also those in blocks."""
+    for name, value in changes.items():
+        if name.startswith("policies."):
+            name = OLD_BLOCK.sub(".", name, 1)
+        if re.fullmatch(r"policies\.[^.]+\.(options|ddpg)", name) and isinstance(value, Mapping):
+            policy = name.rpartition(".")[0]
+            yield from ((f"{policy}.{option}", inside) for option, inside in value.items())
+        else:
+            yield name, value
 
 
 def list_presets() -> list[str]:

@@ -202,6 +202,8 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
         flag = f"--{short[1]} {short[2]}" if short[1] else f"--{short[3]}"
         return f"{wrong}: flags start with two dashes: {flag} (see --help)"
     if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
+        if unknown[2] in ("options", "ddpg"):
+            return f"{wrong}: set each option on its own, such as --{unknown[1] or ''}clip 0.1"
         inside = policy_fields(unknown[2].replace("-", "_"), policies)
         own = [name for name in inside if name.startswith(unknown[1] or "")] or inside
         if f"{unknown[1]}{unknown[2]}".replace("-", "_") in own:

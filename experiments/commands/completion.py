@@ -56,7 +56,7 @@ def completion(arguments: list[str]) -> None:
         ]
         flags = " ".join(["--help", *(f"--{name.replace('_', '-')}" for name in names)])
         cases.append(f'        *:{command}:-*) words="{flags}" ;;')
-    fields = _flags(name for name in known_fields() if name != "options")
+    fields = _flags(known_fields())
     print(SCRIPT.format(
         commands=" ".join(COMMANDS), presets=" ".join(list_presets()), cases="\n".join(cases),
         inside="\n".join(map(_inside, list_presets())), fields=fields,

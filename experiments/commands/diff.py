@@ -16,10 +16,11 @@ from wdjax.named import announced
 from wdjax.tables import brief
 from wdjax.train import PolicyConfig, TrainConfig, read_metrics
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.facts import in_env_steps
-from wdjax.train.config.reading import from_mapping, read_yaml
+from wdjax.train.config.facts import default_of, in_env_steps
+from wdjax.train.config.reading import read_yaml
 from wdjax.train.host.plots import policies_of
 from wdjax.train.load import preset_path
+from wdjax.train.state.registry import known_fields, read_config
 from wdjax.train.storage.folder import (
     CONFIG,
     MADE_WITH,
@@ -61,7 +62,9 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the names of fields that are not the same in all runs; of a policy that some lack, its algorithm and
     what is not at its default."""
     first, names = runs[0], dict.fromkeys(itertools.chain.from_iterable(runs))
-    usual = flat(plain_config(TrainConfig(env="", policies={"": PolicyConfig()}))["policies"][""])
+    options = {name: default_of(field) for name, field in known_fields().items()}
+    plain = plain_config(TrainConfig(env="", policies={"": PolicyConfig(options=options)}))
+    usual = flat(plain["policies"][""])
     del usual["algorithm"]
 
     def at_default(name: str) -> bool:
@@ -95,7 +98,7 @@ def fields_of(run: str) -> dict[str, Any]:
         file = preset_path(run)
     raw = read_yaml(file)
     written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})
-    config = from_mapping(TrainConfig, without_version(raw))
+    config = read_config(without_version(raw), imports=False)
     return written_by | flat(plain_config(in_env_steps(config, config.total_env_steps)))
 
 

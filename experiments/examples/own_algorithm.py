@@ -22,7 +22,7 @@ TEMPERATURES = (0.03, 0.1, 0.3, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Options(PPO.Options):
-    """Options of AWR: those of PPO, of which `clip` and `value_clip` have no effect, and two more."""
+    """Options of PPO and AWR. `clip` and `value_clip` have no effect."""
 
     temperature: float = traced(0.3, allowed="above 0")
     """Advantage that multiplies the weight of an action by e."""

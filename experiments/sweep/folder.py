@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from wdjax.train.config.facts import in_env_steps
-from wdjax.train.config.reading import from_mapping, read_yaml
-from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.reading import read_yaml
+from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import (
     SWEEP,
     flat,
@@ -64,7 +64,7 @@ def with_new_fields(begun: Mapping[str, Any]) -> dict[str, Any]:
     schedules in env steps. No code that it names is imported."""
     if not isinstance(begun.get("config"), Mapping):
         return dict(begun)
-    config = from_mapping(TrainConfig, begun["config"], "config.")
+    config = read_config(begun["config"], imports=False)
     return {**begun, "config": plain_config(in_env_steps(config, config.total_env_steps))}
 
 

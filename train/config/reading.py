@@ -37,14 +37,19 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
             if "policies" in hints and {"trainer", "policy"} & set(values):
                 words = "this is a WarpDrive configuration, which wdjax does not read. docs/from_warp_drive.md"
                 raise ValueError(f"unknown field {name}: {words} lists the wdjax field for each of its fields")
-            short = SHORT.get(name, str(name))
-            blocks = [block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())]
-            near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)
-            raise ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {near}")
+            raise unknown_field(path, name, hints)
     for field in dataclasses.fields(cls):
         if is_required(field) and field.name not in values:
             raise ValueError(f"field {path}{field.name} is missing")
     return cls(**{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()})
+
+
+def unknown_field(path: str, name: Any, hints: Mapping[str, Any]) -> ValueError:
+    """Return the error for a field that is not in `hints`, {name: type}, with the closest one, also inside of these."""
+    short = SHORT.get(name, str(name))
+    blocks = [block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())]
+    near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)
+    return ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {near}")
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:

@@ -1,13 +1,14 @@
 """Algorithms by name, and what they make of a configuration: their options, and their hyperparameters."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import typing
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from wdjax.checks import did_you_mean, require
+from wdjax.checks import require
 from wdjax.named import find_named
 from wdjax.train.config.facts import changed, default_of, is_required, leaves
-from wdjax.train.config.reading import SHORT, from_mapping, register
+from wdjax.train.config.reading import SHORT, from_mapping, register, unknown_field
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm
 
@@ -65,26 +66,38 @@ def _require_algorithm(what: str, found: Any) -> None:
         raise TypeError(f"{words}: {bare[0]} has none")
 
 
-def read_config(values: Any) -> TrainConfig:
+def read_config(values: Any, imports: bool = True) -> TrainConfig:
     """Read a run's configuration from nested mappings, or check one that was built in Python.
 
     Options of algorithms become their `Options` dataclasses; those that are not given have their defaults.
+
+    Args:
+        values: the fields of TrainConfig, or a TrainConfig.
+        imports: import the code of custom algorithms. False: their options stay mappings and are not checked.
 
     Raises:
         ValueError, TypeError: naming the field, its value and what is allowed.
     """
     if isinstance(values, Mapping) and isinstance(values.get("policies"), Mapping):
-        placed = {name: place_options(f"policies.{name}", own) for name, own in values["policies"].items()}
+        placed = {name: place_options(f"policies.{name}", own, imports) for name, own in values["policies"].items()}
         values = {**values, "policies": placed}
     config = from_mapping(TrainConfig, values)
-    policies = {name: with_options(f"policies.{name}", policy) for name, policy in config.policies.items()}
+    policies = {
+        name: with_options(f"policies.{name}", own) if imports or own.algorithm in ALGORITHMS else own
+        for name, own in config.policies.items()
+    }
     return dataclasses.replace(config, policies=policies)
 
 
-def place_options(path: str, given: Any) -> Any:
+def place_options(path: str, given: Any, imports: bool = True) -> Any:
     """Return the fields of a policy with those of its algorithm moved into `options`.
 
     Options of other built-in algorithms are dropped where they are at their defaults: files of 0.2 hold them all.
+
+    Args:
+        path: name of the policy's configuration in errors.
+        given: fields of the policy.
+        imports: import the code of a custom algorithm. False: every name that is no field of the policy is its option.
 
     Raises:
         ValueError: for a name that neither the policy nor its algorithm has, with the closest one, and for an option
@@ -94,16 +107,20 @@ def place_options(path: str, given: Any) -> Any:
         return given
     given = flat_policy(path, given)
     algorithm = given.get("algorithm", PolicyConfig.algorithm)
-    owned = find_algorithm(algorithm, f"{path}.algorithm").Options.__dataclass_fields__
-    fields, options = {}, {}
-    for name, value in given.items():
-        if name in owned:
-            options[name] = value
-        elif name in PolicyConfig.__dataclass_fields__ or name in SHORT:
-            fields[name] = value
-        else:
-            require_unused(path, name, value, algorithm, owned)
-    return {**fields, "options": options}
+    require(isinstance(algorithm, str), f"{path}.algorithm", algorithm, "text", TypeError)
+    names = {*PolicyConfig.__dataclass_fields__, *SHORT}
+    if imports or algorithm in ALGORITHMS:
+        owned = option_fields(algorithm, path)
+        given = without_unused(path, given, algorithm, owned)
+    else:
+        owned = given.keys() - names
+    fields = {name: value for name, value in given.items() if name not in owned}
+    return {**fields, "options": {name: value for name, value in given.items() if name in owned}}
+
+
+def option_fields(algorithm: str, path: str) -> Mapping[str, dataclasses.Field]:
+    """Return the fields of an algorithm's options; `path` names the policy in errors."""
+    return find_algorithm(algorithm, f"{path}.algorithm").Options.__dataclass_fields__
 
 
 def flat_policy(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,17 +141,51 @@ def flat_policy(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def require_unused(path: str, name: str, value: Any, algorithm: str, owned: Mapping[str, Any]) -> None:
-    """Raise ValueError for a field that an algorithm does not have, unless it is another's at its default."""
-    others = {other: find_algorithm(other).Options.__dataclass_fields__.get(name) for other in ALGORITHMS}
-    defaults = {other: default_of(field) for other, field in others.items() if field is not None}
-    if any(str(value) == str(default) for default in defaults.values()):
-        return
-    if defaults:
-        owners = f"{' and '.join(defaults)} {'has' if len(defaults) == 1 else 'have'} it"
-        raise ValueError(f"{path}.{name} = {value!r}: {algorithm} has no such option ({owners}). Remove it.")
-    near = did_you_mean(str(name), [*PolicyConfig.__dataclass_fields__, *owned])
-    raise ValueError(f"unknown field {path}.{name} of a policy that learns by {algorithm}: {near}")
+def without_unused(
+    path: str, given: Mapping[str, Any], algorithm: str, owned: Mapping[str, dataclasses.Field]
+) -> dict[str, Any]:
+    """Return the fields of a policy without options of other built-in algorithms that are at their defaults.
+
+    Raises:
+        ValueError: for other options of these algorithms, all of them at once, and for an unknown field.
+    """
+    hints = typing.get_type_hints(PolicyConfig)
+    known = [(other, find_algorithm(other).Options.__dataclass_fields__) for other in ALGORITHMS]
+    kept, unused, owners = {}, [], {}
+    for name, value in given.items():
+        others = {other: default_of(fields[name]) for other, fields in known if name in fields}
+        if name in owned or name in hints or name in SHORT:
+            kept[name] = value
+        elif not others:
+            del hints["options"]
+            raise unknown_field(f"{path}.", name, {**hints, **owned})
+        elif value not in others.values() and str(value) not in map(str, others.values()):
+            unused.append(f"{path}.{name} = {value!r}")
+            owners |= others
+    if unused:
+        what, them = ("option", "it") if len(unused) == 1 else ("options", "them")
+        others = f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} {them}"
+        raise ValueError(f"{', '.join(unused)}: {algorithm} has no such {what} ({others}). Remove {them}.")
+    return kept
+
+
+def without_old_options(policy: str, given: Any, before: Any, changes: Collection[str]) -> Any:
+    """Return the fields of a policy whose algorithm changed without options that the new one does not have.
+
+    Args:
+        policy: its name.
+        given: its fields, flat.
+        before: its fields before the changes; None for a new policy.
+        changes: dotted names of all changes. An option among them is kept, and refused later.
+    """
+    if not (isinstance(given, Mapping) and isinstance(before, Mapping)):
+        return given
+    old, new = (fields.get("algorithm", PolicyConfig.algorithm) for fields in (before, given))
+    if old == new or not isinstance(new, str):
+        return given
+    path = f"policies.{policy}"
+    lost = option_fields(old, path).keys() - option_fields(new, path).keys()
+    return {name: value for name, value in given.items() if name not in lost or f"{path}.{name}" in changes}
 
 
 def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
@@ -162,4 +213,5 @@ def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
 def known_fields() -> dict[str, dataclasses.Field]:
     """Return the fields of a policy by dotted name, those of all registered algorithms' options included."""
     options = [find_algorithm(algorithm).Options() for algorithm in ALGORITHMS]
-    return {path: field for one in (PolicyConfig(), *options) for path, (*_, field), _ in leaves(one)}
+    fields = {path: field for one in (PolicyConfig(), *options) for path, (*_, field), _ in leaves(one)}
+    return {path: field for path, field in fields.items() if not field.metadata.get("flat")}
