@@ -6,8 +6,11 @@ tests/test_bad_input_commands.py. Each row of a table is (name, value, message a
 """
 
 import math
+import re
+from importlib.resources import files
 
 import pytest
+import yaml
 from refusals import refusal
 
 from wdjax.train import load_config
@@ -419,3 +422,48 @@ CHANGES = [
 @pytest.mark.parametrize(("preset", "changes", "words"), CHANGES)
 def test_malformed_changes_of_a_preset_raise(preset, changes, words):
     assert refusal(load_config, preset, **changes).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("preset", "algorithm", "names", "owners"),
+    [
+        ("cartpole_ppo", "A2C", ["epochs", "minibatches"], "PPO has them"),
+        ("pendulum_ppo", "DDPG", ["action_distribution", "epochs"], "A2C and PPO have them"),
+    ],
+)
+def test_all_options_that_an_algorithm_lacks_are_refused_at_once(preset, algorithm, names, owners):
+    raw = yaml.safe_load((files("wdjax.experiments") / "configs" / f"{preset}.yaml").read_text())
+    agent = raw["policies"]["agent"]
+    agent["algorithm"] = algorithm
+    message = refusal(load_config, raw)
+    assert f": {algorithm} has no such options ({owners}). Remove them." in message
+    refused = re.findall(r"policies\.agent\.(\w+) = ", message)
+    assert {*names} <= {*refused}
+    for name in refused:
+        del agent[name]
+    assert load_config(raw).policies["agent"].algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("preset", "algorithm"), [("cartpole_ppo", "A2C"), ("pendulum_ppo", "DDPG")]
+)
+def test_changing_the_algorithm_drops_options_of_the_preset(preset, algorithm):
+    change = {"policies.agent.algorithm": algorithm}
+    before = load_config(preset).policies["agent"]
+    after = load_config(preset, **change).policies["agent"]
+    assert after.learning_rate == before.learning_rate
+    assert after.options.gamma == before.options.gamma
+    assert not hasattr(after.options, "epochs")
+    message = refusal(load_config, preset, **change, **{"policies.agent.epochs": 4})
+    assert message == (
+        f"policies.agent.epochs = 4: {algorithm} has no such option (PPO has it). Remove it."
+    )
+
+
+@pytest.mark.parametrize("name", ["clip", "options.clip"])
+def test_options_are_set_flat_or_in_a_block(name):
+    config = load_config("cartpole_ppo", **{f"policies.agent.{name}": 0.1})
+    block = load_config("cartpole_ppo", **{"policies.agent.options": {"clip": 0.1}})
+    assert config == block
+    assert config.policies["agent"].options.clip == 0.1
+    assert config.policies["agent"].options.epochs == 4  # of the preset

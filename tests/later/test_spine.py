@@ -4,13 +4,10 @@ Each test fails until then.
 """
 
 import dataclasses
-import re
-from importlib.resources import files
 
 import jax
 import jax.numpy as jnp
 import pytest
-import yaml
 from flax import nnx
 
 from wdjax.train import (
@@ -183,21 +180,3 @@ def test_a_plain_option_that_is_not_finite_is_refused():
         lambda: make_learner(config_of(WithPlainOptions, options={"decay": float("nan")}))
     )
     assert "policies.agent.options.decay = nan" in message
-
-
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason=f"{REASON}: fields are refused one by one (34)"
-)
-@pytest.mark.parametrize(
-    ("preset", "algorithm"), [("cartpole_ppo", "A2C"), ("pendulum_ppo", "DDPG")]
-)
-def test_another_algorithm_for_a_preset_needs_at_most_one_round_of_changes(preset, algorithm):
-    file = files("wdjax.experiments") / "configs" / f"{preset}.yaml"
-    raw, refusals = yaml.safe_load(file.read_text()), 0
-    agent = raw["policies"]["agent"]
-    agent["algorithm"] = algorithm
-    while message := refusal(lambda: load_config(raw)):
-        refusals += 1
-        assert refusals <= 1
-        for name in re.findall(r"policies\.agent\.(\w+)", message):
-            del agent[name]

@@ -150,7 +150,8 @@ def without_unused(
         ValueError: for other options of these algorithms, all of them at once, and for an unknown field.
     """
     hints = typing.get_type_hints(PolicyConfig)
-    known = [(other, find_algorithm(other).Options.__dataclass_fields__) for other in ALGORITHMS]
+    built_in = [name for name, place in ALGORITHMS.items() if isinstance(place, str)]
+    known = [(other, option_fields(other, path)) for other in built_in]
     kept, unused, owners = {}, [], {}
     for name, value in given.items():
         others = {other: default_of(fields[name]) for other, fields in known if name in fields}
