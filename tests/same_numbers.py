@@ -223,7 +223,7 @@ RUNS = {
     ),
     "ddpg": (
         "pendulum_ddpg",
-        {**SHORT, **agent(network=net(16), ddpg=DDPG, normalize_observation=True)},
+        {**SHORT, **agent(network=net(16), normalize_observation=True, **{f"ddpg.{name}": value for name, value in DDPG.items()})},
     ),
     "self_play": (
         "tag_small",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wdjax.train.learner.learner import Learner, make_learner
     from wdjax.train.load import list_presets, load_config, load_policy, load_run
     from wdjax.train.networks.encoders import register_encoder
-    from wdjax.train.rollout.draws import sample_blocks
+    from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.state.algorithm import Algorithm
     from wdjax.train.state.registry import register_algorithm
     from wdjax.train.state.rows import Rows

@@ -6,10 +6,9 @@ Source: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning" (201
 import jax
 
 from wdjax.train.algorithms.fit import Batch, Mean, Metrics, fit, normalized_mean
-from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions
+from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions, apply_transforms, update_normalizers
 from wdjax.train.algorithms.returns import experience, next_value
-from wdjax.train.algorithms.transforms import apply_transforms, update_normalizers
-from wdjax.train.rollout.metrics import rollout_metrics
+from wdjax.train.state.rollout_metrics import rollout_metrics
 from wdjax.train.state import Evaluation, Hypers, Memory, Policy, PolicyState, Rollout
 
 

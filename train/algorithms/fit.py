@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from wdjax.train.algorithms.optimizer import apply_gradient
 from wdjax.train.algorithms.returns import Experience
+from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import any_of
 from wdjax.train.devices.moments import normalize
@@ -33,6 +34,7 @@ class Batch:
     advantage: jax.Array
     target: jax.Array  # of the value
     valid: jax.Array  # bool, the transitions that count
+    extra: Any = None  # `Rows.own`, what the algorithm stored while acting; for `evaluate`
     restart: jax.Array | None = None  # bool, an episode starts here; recurrent policies only, as is `carry`
     carry: Any = None  # ([M, ...] before the first step, [M, ...] at the start of an episode, or None: zeros)
 
@@ -40,7 +42,7 @@ class Batch:
     def of(cls, policy: Policy, rollout: Rollout, data: Experience, advantage: jax.Array, target: jax.Array) -> "Batch":
         """Return a rollout as a batch with leaves [T, N, n, ...]."""
         rows = data.rows
-        batch = cls(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, data.valid)
+        batch = cls(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, data.valid, rows.own)
         if not policy.config.network.recurrent_size:
             return batch
         restart = jnp.concatenate([jnp.zeros_like(data.over[:1]), data.over[:-1]])  # the first step's reset is done
@@ -60,7 +62,8 @@ class Batch:
 
 def fit(
     loss: Callable, policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, key: jax.Array, num_blocks: int,
-    *, epochs: int = 1, minibatches: int = 1, normalize_advantage: bool = False, target_kl: jax.Array | None = None,
+    *, evaluate: Callable | None = None, epochs: int = 1, minibatches: int = 1, normalize_advantage: bool = False,
+    target_kl: jax.Array | None = None,
 ) -> tuple[PolicyState, Metrics]:  # fmt: skip
     """Take one optimizer step per minibatch, for several epochs.
 
@@ -70,6 +73,8 @@ def fit(
     Args:
         loss: loss(new, batch, options, mean) -> (loss, metrics), as `PPO.loss`.
         batch: leaves [T, N, n, ...], N replicas in `num_blocks` blocks, which are shuffled separately.
+        evaluate: evaluate(policy, state, batch) -> Evaluation of a batch under the parameters of a state, by any
+            network. By default that of the policy's actor-critic, the only one with kernels.
         epochs, minibatches: passes over the batch, and steps per pass.
         normalize_advantage: standardize the advantages of each minibatch over its valid transitions.
         target_kl: (), or None: never stop early.
@@ -83,7 +88,7 @@ def fit(
     if epochs == minibatches == 1:  # one step on everything: nothing to shuffle
         if normalize_advantage:
             batch = batch.replace(advantage=normalize(batch.advantage, batch.valid))
-        any_valid, (grads, metrics) = any_of(batch.valid), engine.gradient(loss, policy, state, hypers, batch)
+        any_valid, (grads, metrics) = any_of(batch.valid), engine.gradient(loss, policy, state, hypers, batch, evaluate)
         state = engine.apply_if(any_valid, apply_gradient(policy, hypers, grads), state)
         return state, jax.tree.map(lambda value: jnp.where(any_valid, value, jnp.nan), metrics)
 
@@ -95,7 +100,8 @@ def fit(
     advantage = normalized_advantages(batch, index) if normalize_advantage else None
 
     def step(state: PolicyState, stopped: jax.Array, minibatch: Batch) -> tuple:
-        any_valid, (grads, metrics) = any_of(minibatch.valid), engine.gradient(loss, policy, state, hypers, minibatch)
+        any_valid = any_of(minibatch.valid)
+        grads, metrics = engine.gradient(loss, policy, state, hypers, minibatch, evaluate)
         stop = stopped if target_kl is None else stopped | (metrics.get("approx_kl", -jnp.inf) > target_kl)
         take = any_valid & ~stop
         state = engine.apply_if(take, apply_gradient(policy, hypers, grads), state)
@@ -150,3 +156,32 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
     """
     take = lambda leaf, index: jnp.take(leaf, index, axis=-1, mode="clip")  # noqa: E731
     return jax.vmap(lambda index: normalize(take(batch.advantage, index), take(batch.valid, index)))(index)
+
+
+def make_optimizer(config: PolicyConfig, hypers: Hypers) -> optax.GradientTransformation:
+    """Return global-norm clipping and the optimizer without the learning rate, which is traced."""
+    shape = {
+        "adam": optax.scale_by_adam(eps=config.optimizer_epsilon),
+        "rmsprop": optax.scale_by_rms(decay=0.99, eps=config.optimizer_epsilon, eps_in_sqrt=False),
+        "sgd": optax.identity(),
+    }[config.optimizer]
+    return optax.chain(optax.clip_by_global_norm(hypers["max_grad_norm"]), shape)
+
+
+def descend(
+    config: PolicyConfig, hypers: Hypers, learning_rate: jax.Array, grads: Any, opt_state: Any, params: Any
+) -> tuple[Any, Any]:
+    """Return (parameters after one step of the optimizer, its state)."""
+    updates, opt_state = make_optimizer(config, hypers).update(grads, opt_state, params)
+    return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state
+
+
+def apply_gradient(policy: Policy, hypers: Hypers, grads: Any) -> Callable[[PolicyState], PolicyState]:
+    """Return the function that takes one optimizer step: clip, precondition, subtract."""
+
+    def step(state: PolicyState) -> PolicyState:
+        rate = hypers["learning_rate"]
+        params, opt_state = descend(policy.config, hypers, rate, grads, state.opt_state, state.params)
+        return state.replace(params=params, opt_state=opt_state)
+
+    return step

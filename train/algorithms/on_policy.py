@@ -10,19 +10,25 @@ from flax import nnx
 
 from wdjax.checks import require
 from wdjax.overrides import overridden
-from wdjax.train.algorithms.optimizer import make_optimizer
+from wdjax.train.algorithms.fit import make_optimizer
 from wdjax.train.algorithms.returns import Experience, final_value, gae
+from wdjax.train.algorithms.transforms import RewardScale, decision_steps, scale_reward, select_replicas
 from wdjax.train.config.facts import Schedule, static, traced
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.networks.encoders import MASK
-from wdjax.train.rollout.draws import sample_blocks
+from wdjax.train.networks.draws import sample_blocks
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import hypers_of
-from wdjax.train.state.normalization import new_normalizer
+from wdjax.train.state.normalization import (
+    Normalizer,
+    new_normalizer,
+    reward_factor,
+    update_observation_statistics,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,3 +167,33 @@ class OnPolicy(Algorithm):
     def overridden(self, *names: str) -> str | None:
         """Return the first of these functions that a subclass overrides, or None."""
         return overridden(self, OnPolicy, names)
+
+
+def apply_transforms(
+    policy: Policy, state: PolicyState, memory: Memory, data: Experience, key: jax.Array, num_blocks: int
+) -> tuple[Experience, RewardScale | None, jax.Array, dict[str, jax.Array]]:
+    """Apply a policy's transforms. Return (data, new state of `scale_reward`, key for the rest, metrics)."""
+    options, scale, metrics = policy.config.options, None, {}
+    if options.decisions_only:
+        data, metrics["undecided_ends"] = decision_steps(policy, data)
+    if options.normalize_reward:
+        scale = RewardScale(state.normalizer.reward, memory.discounted_return)
+        metrics["reward_scale"] = 1.0 / reward_factor(scale.statistics)
+        data, scale = scale_reward(scale, data)
+    if options.neg_pos_env_ratio >= 0:
+        key, own_key = jax.random.split(key)
+        data, selected = select_replicas(data, options.neg_pos_env_ratio, own_key, num_blocks)
+        metrics |= selected
+    return data, scale, key, metrics
+
+
+def update_normalizers(
+    state: PolicyState, memory: Memory, data: Experience, scale: RewardScale | None
+) -> tuple[PolicyState, Memory]:
+    """Return state and memory with the statistics of this rollout's observations and rewards, for the next rollout."""
+    if state.normalizer is None:
+        return state, memory
+    seen = update_observation_statistics(state.normalizer.obs, data.rows.obs, data.rows.learned)
+    if scale is not None:
+        memory = memory.replace(discounted_return=scale.discounted_return)
+    return state.replace(normalizer=Normalizer(seen, scale and scale.statistics)), memory

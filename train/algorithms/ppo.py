@@ -11,12 +11,11 @@ import jax.numpy as jnp
 
 from wdjax.checks import require
 from wdjax.train.algorithms.fit import Batch, Mean, Metrics, fit, normalized_mean
-from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions
+from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions, apply_transforms, update_normalizers
 from wdjax.train.algorithms.returns import experience, next_value
-from wdjax.train.algorithms.transforms import apply_transforms, update_normalizers
 from wdjax.train.config.facts import static, traced
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.rollout.metrics import rollout_metrics
+from wdjax.train.state.rollout_metrics import rollout_metrics
 from wdjax.train.state import Evaluation, Hypers, Memory, Policy, PolicyState, Rollout
 from wdjax.train.state.agents import Assignment
 

@@ -1,4 +1,4 @@
-"""Transforms of a rollout before advantages are computed, as an algorithm's options ask for them, in this order:
+"""Transforms of a rollout before advantages are computed, in the order in which `apply_transforms` uses them:
 
     decision_steps      learn only where the action mask leaves a choice, and discount per decision
     scale_reward        divide rewards by the running standard deviation of the discounted return
@@ -15,14 +15,11 @@ from wdjax.train.algorithms.returns import Experience
 from wdjax.train.devices.blocks import block_keys, draw_blocks
 from wdjax.train.devices.collectives import all_rows, own_rows, total
 from wdjax.train.devices.moments import masked_mean
-from wdjax.train.state import Memory, Policy, PolicyState
+from wdjax.train.state import Policy
 from wdjax.train.state.normalization import (
-    Normalizer,
     RunningStatistics,
     discounted_returns,
     normalize_reward,
-    reward_factor,
-    update_observation_statistics,
     update_statistics,
 )
 
@@ -34,36 +31,6 @@ class RewardScale(NamedTuple):
 
     statistics: RunningStatistics  # of the discounted return
     discounted_return: jax.Array  # [N, n], gamma times the running sum of each agent
-
-
-def apply_transforms(
-    policy: Policy, state: PolicyState, memory: Memory, data: Experience, key: jax.Array, num_blocks: int
-) -> tuple[Experience, RewardScale | None, jax.Array, Metrics]:
-    """Apply a policy's transforms. Return (data, new state of `scale_reward`, key for the rest, metrics)."""
-    options, scale, metrics = policy.config.options, None, {}
-    if options.decisions_only:
-        data, metrics["undecided_ends"] = decision_steps(policy, data)
-    if options.normalize_reward:
-        scale = RewardScale(state.normalizer.reward, memory.discounted_return)
-        metrics["reward_scale"] = 1.0 / reward_factor(scale.statistics)
-        data, scale = scale_reward(scale, data)
-    if options.neg_pos_env_ratio >= 0:
-        key, own_key = jax.random.split(key)
-        data, selected = select_replicas(data, options.neg_pos_env_ratio, own_key, num_blocks)
-        metrics |= selected
-    return data, scale, key, metrics
-
-
-def update_normalizers(
-    state: PolicyState, memory: Memory, data: Experience, scale: RewardScale | None
-) -> tuple[PolicyState, Memory]:
-    """Return state and memory with the statistics of this rollout's observations and rewards, for the next rollout."""
-    if state.normalizer is None:
-        return state, memory
-    seen = update_observation_statistics(state.normalizer.obs, data.rows.obs, data.rows.learned)
-    if scale is not None:
-        memory = memory.replace(discounted_return=scale.discounted_return)
-    return state.replace(normalizer=Normalizer(seen, scale and scale.statistics)), memory
 
 
 def decision_steps(policy: Policy, data: Experience) -> tuple[Experience, jax.Array]:

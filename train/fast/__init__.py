@@ -1,1 +1,1 @@
-"""Engines: how policies act and learn on this machine. `Plain` is the reference; the others return the same."""
+"""Engines for CPUs and GPUs. They return what the reference (state/engine.py) returns."""

@@ -4,22 +4,23 @@ import jax
 
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.fast.cuda import Cuda
-from wdjax.train.fast.plain import Plain
 from wdjax.train.kernels.layers import Shape, shape_of
+from wdjax.train.state.engine import Engine
 from wdjax.train.state.policy import Policy
 
 
-def run_engine() -> Plain:
-    """Return the engine of a run's rollouts."""
-    return Cpu() if jax.default_backend() == "cpu" else Cuda()
+def engine_class(kernels: bool) -> type[Engine]:
+    """Return the engine of this machine; `kernels` as in the configuration of the run."""
+    if jax.default_backend() == "cpu":
+        return Cpu if kernels else Engine
+    return Cuda
 
 
-def policy_engine(policy: Policy, kernels: bool) -> Plain:
-    """Return the engine of a policy; `kernels` as in the configuration of the run."""
-    kind = Cpu if jax.default_backend() == "cpu" else Cuda
-    if not policy.algorithm.has_kernels:
-        return kind(None, f"{policy.config.algorithm} has no kernels")
-    found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
-    if not isinstance(found, Shape):
-        return kind(None, found)
-    return kind(found) if kernels else kind(None, "kernels: false")
+def policy_engine(policy: Policy, kernels: bool) -> Engine:
+    """Return the engine of a policy that has been built; `kernels` as in the configuration of the run."""
+    found: Shape | str = f"{policy.config.algorithm} has no kernels"
+    if policy.algorithm.has_kernels:
+        found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
+    if isinstance(found, Shape) and not kernels:
+        found = "kernels: false"
+    return engine_class(kernels)(found) if isinstance(found, Shape) else engine_class(kernels)(None, found)

@@ -1,29 +1,26 @@
 """The CPU's engine: plain XLA, arranged for its threads."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.fast.plain import Ahead, Plain, uniform_policies
-from wdjax.train.state.state import PolicyState
+from wdjax.train.fast.packed import PackedEngine
+from wdjax.train.state.engine import Ahead, uniform_policies
 
 FEW_REPLICAS = 256
 """up to so many everything is drawn ahead: 64 replicas of cartpole are faster for it, 1,000 slower"""
 
 
 @dataclasses.dataclass(frozen=True)
-class Cpu(Plain):
+class Cpu(PackedEngine):
     """XLA wakes a thread in every turn of a loop in which more than eight operations are ready at once; with few
-    replicas that can cost more than the step. `apply_if` and `drawn_ahead` keep such operations out of loops."""
-
-    def apply_if(self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState) -> PolicyState:
-        return jax.lax.cond(take, step, lambda state: state, state)
+    replicas that can cost more than the step. `drawn_ahead` keeps such operations out of the loop, as does the `cond`
+    of `Engine.apply_if`."""
 
     def permutation(self, key: jax.Array, size: int) -> jax.Array:
-        """As `Plain`: XLA sorts one array on a CPU six times faster than a pair of them."""
+        """As `Engine`: XLA sorts one array on a CPU six times faster than a pair of them."""
         words = jax.random.bits(key, (size,))
         with jax.enable_x64(True):
             pairs = words.astype(jnp.uint64) << 32 | jax.lax.iota(jnp.uint64, size)

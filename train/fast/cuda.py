@@ -11,15 +11,16 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.kernels.support import decide, why_not_lowered
-from wdjax.train.fast.flat import named
-from wdjax.train.fast.plain import Ahead, Plain
+from wdjax.train.state.flat import named
+from wdjax.train.fast.packed import PackedEngine
+from wdjax.train.state.engine import Ahead
 from wdjax.train.kernels.act import act_kernel
 from wdjax.train.kernels.gradient import gradient_kernel
 from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import inputs_of, reaches, towers_of, transposed, why_plain
 from wdjax.train.kernels.loss import is_custom, rows_of, study
 from wdjax.train.kernels.rollout import WHOLE, play_replicas, why_by_scan
-from wdjax.train.rollout.draws import draw_uniform
+from wdjax.train.networks.draws import draw_uniform
 from wdjax.train.state.state import PolicyState
 
 
@@ -32,7 +33,7 @@ class ByKernel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cuda(Plain):
+class Cuda(PackedEngine):
     """A policy without `shape` has no kernel; on other GPUs than NVIDIA's `platform_dependent` leaves them out."""
 
     def acts_by_kernel(self, policy: Any) -> bool:
@@ -57,8 +58,10 @@ class Cuda(Plain):
         return action, notes, carry
 
     def sum_gradient(
-        self, loss: Callable, policy: Any, state: PolicyState, hypers: Any, batch: Any
+        self, loss: Callable, policy: Any, state: PolicyState, hypers: Any, batch: Any, evaluate: Callable | None = None
     ) -> tuple[Any, dict[str, jax.Array]]:
+        if evaluate is not None:  # kernels compute the built-in actor-critic
+            return super().sum_gradient(loss, policy, state, hypers, batch, evaluate)
         simple = functools.partial(super().sum_gradient, loss, policy)
         by_kernel = functools.partial(kernel_gradient, loss, policy)
         why = why_plain(policy)
@@ -69,6 +72,10 @@ class Cuda(Plain):
         if not decide(f"learning of {policy.name}", why):
             return simple(state, hypers, batch)
         return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
+
+    def apply_if(self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState) -> PolicyState:
+        """As `Engine`, but both branches are computed: a `cond` on a GPU costs more than a gradient step."""
+        return jax.tree.map(lambda new, old: jnp.where(take, new, old), step(state), state)
 
     def why_not_apart(self, loss: Callable, policy: Any, batch: Any) -> str | None:
         """Return why a network with two trunks cannot be differentiated trunk by trunk, or None."""
@@ -115,7 +122,7 @@ def draw_by_kernel(
 def kernel_gradient(
     loss: Callable, policy: Any, state: PolicyState, hypers: Any, batch: Any, interpret: bool = False
 ) -> tuple[Any, dict[str, jax.Array]]:
-    """`Plain.sum_gradient` by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
+    """`Engine.sum_gradient` by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
     params, back = jax.vjp(lambda params: named(state.replace(params=params)).params, state.params)
     state = named(state).replace(params=params)
     kernel = gradient_kernel if policy.engine.shape.is_narrow else wide_gradient

@@ -38,7 +38,8 @@ from wdjax.train.kernels.layers import (
     product,
     towers_of,
 )
-from wdjax.train.kernels.loss import as_batch, study
+from wdjax.train.kernels.loss import study
+from wdjax.train.state.engine import as_batch
 from wdjax.train.state.rows import Evaluation
 
 ROWS = 64  # of a block

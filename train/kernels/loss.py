@@ -1,7 +1,6 @@
-"""What an engine does with an algorithm's loss(new, batch, options, mean) -> (loss, metrics), as `PPO.loss`."""
+"""What kernels must know of an algorithm's loss(new, batch, options, mean) -> (loss, means), as `PPO.loss`."""
 
 import dataclasses
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,38 +9,12 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval as pe
 
 from wdjax.train.config.facts import is_traced
+from wdjax.train.state.engine import ROW_FIELDS, as_batch, combine
 from wdjax.train.state.rows import Evaluation
-from wdjax.train.state.state import PolicyState
-
-ROW_FIELDS = ("log_prob", "value", "advantage", "target", "valid")
-"""fields of a batch with one number per transition: all that a loss sees of it inside of a kernel"""
-
-
-def evaluate(policy: Any, state: PolicyState, batch: Any) -> Evaluation:
-    """Evaluate a batch under the parameters of a state."""
-    if batch.carry is None:
-        outputs, value, _ = policy.apply(state, batch.obs)
-    else:
-        outputs, value = policy.unroll(state, batch.obs, batch.carry[0], batch.restart, batch.carry[1])
-    log_prob = policy.distribution.log_prob(outputs, batch.action)
-    return Evaluation(log_prob, policy.distribution.entropy(outputs), value)
-
 
 def rows_of(batch: Any) -> dict[str, jax.Array]:
     """Return the numbers per transition that a batch has."""
     return {name: getattr(batch, name) for name in ROW_FIELDS if getattr(batch, name) is not None}
-
-
-def as_batch(rows: Mapping[str, Any]) -> Any:
-    """Return numbers per transition as the batch that a loss reads."""
-    return types.SimpleNamespace(**{**dict.fromkeys(ROW_FIELDS), **rows})
-
-
-def combine(loss: Callable, options: Any, means: Mapping[str, jax.Array]) -> jax.Array:
-    """Return the loss () that belongs to the means of its terms."""
-    one = jnp.zeros(1)
-    rows = as_batch({**dict.fromkeys(ROW_FIELDS, one), "valid": one > 0})
-    return loss(Evaluation(one, one, one), rows, options, lambda terms: dict(means))[0]
 
 
 class _Recorder:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.train.kernels.layers import why_unused
-from wdjax.train.rollout.draws import draws_by_uniform
+from wdjax.train.networks.draws import draws_by_uniform
 from wdjax.train.rollout.step import StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
 from wdjax.train.state.policy import Policy, Setup

@@ -7,7 +7,7 @@ the key moves on: the next rollout begins where this one began, with other rando
 
 After LIMIT such updates in a row the run ends all the same: what is bad there does not depend on what is drawn.
 
-NaN in metrics where there was nothing to report (train/rollout/metrics.py) are no bad numbers.
+NaN in metrics where there was nothing to report (train/state/rollout_metrics.py) are no bad numbers.
 """
 
 import functools

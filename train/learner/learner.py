@@ -18,7 +18,7 @@ from wdjax.train.learner.bad_numbers import commit, first_bad, look_at_rows, loo
 from wdjax.train.learner.init import init
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
-from wdjax.train.rollout.metrics import Metrics, episode_metrics
+from wdjax.train.state.rollout_metrics import Metrics, episode_metrics
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.self_play import remember
 from wdjax.train.rollout.standings import look_at_opponents

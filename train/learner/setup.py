@@ -15,7 +15,7 @@ from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
-from wdjax.train.fast.choose import policy_engine, run_engine
+from wdjax.train.fast.choose import engine_class, policy_engine
 from wdjax.train.kernels.loss import is_custom, is_linear
 from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import without_mask
@@ -39,7 +39,7 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     replicas = vectorize(env, config.num_envs, reset)
     policies = {name: make_policy(name, config, assignment) for name, assignment in assignments.items()}
     devices, trusted = choose_devices(config), with_own(trust, config)
-    return Setup(config, env, env_params, replicas, policies, run_engine(), devices, trusted)
+    return Setup(config, env, env_params, replicas, policies, engine_class(config.kernels)(), devices, trusted)
 
 
 def require_config(config: TrainConfig) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from wdjax.train.devices.collectives import num_shards
 from wdjax.train.rollout import self_play
-from wdjax.train.rollout.draws import step_keys
+from wdjax.train.devices.blocks import step_keys
 from wdjax.train.rollout.step import StepInputs, play_step
 from wdjax.train.state.agents import gather_observation
 from wdjax.train.state.hypers import Hypers

@@ -7,7 +7,7 @@ from probes import new_policy
 
 from wdjax.train import A2C, PPO, PolicyState
 from wdjax.train.algorithms.fit import fit
-from wdjax.train.algorithms.optimizer import make_optimizer
+from wdjax.train.algorithms.fit import make_optimizer
 from wdjax.train.fast.plain import Plain
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.hypers import hypers_of

@@ -23,7 +23,7 @@ from wdjax.train.algorithms.ddpg.update import (
     gradient_step,
     soft_update,
 )
-from wdjax.train.algorithms.optimizer import make_optimizer
+from wdjax.train.algorithms.fit import make_optimizer
 from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.state import PolicyState
 

@@ -11,7 +11,7 @@ import pytest
 from shown_policy import fit_policy, shown_policy, state_of
 
 from wdjax.train.algorithms.fit import Batch, shuffle
-from wdjax.train.algorithms.optimizer import apply_gradient
+from wdjax.train.algorithms.fit import apply_gradient
 from wdjax.train.algorithms.transforms import choose_replicas
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.fast.plain import Plain

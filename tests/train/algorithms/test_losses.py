@@ -11,7 +11,7 @@ from shown_policy import fit_once, shown_policy, state_of
 
 from wdjax.train import A2C, PPO
 from wdjax.train.algorithms.fit import Batch, normalized_advantages
-from wdjax.train.algorithms.optimizer import apply_gradient, make_optimizer
+from wdjax.train.algorithms.fit import apply_gradient, make_optimizer
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.fast.plain import Plain
 from wdjax.train.learning import masked_mean

@@ -11,9 +11,10 @@ from wdjax.train import TrainConfig, make_learner
 from wdjax.train.algorithms.on_policy.minibatches import random_order, shuffle
 from wdjax.train.algorithms.ppo import PPO
 from wdjax.train.config.reading import from_mapping
+from wdjax.train.devices.blocks import step_keys
 from wdjax.train.networks.distributions import Categorical, Gaussian
+from wdjax.train.networks.draws import sample_blocks
 from wdjax.train.rollout import draws, scan
-from wdjax.train.rollout.draws import sample_blocks, step_keys
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

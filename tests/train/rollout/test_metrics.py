@@ -15,7 +15,7 @@ from wdjax.train import PolicyConfig, make_learner
 from wdjax.train.config.schema import DDPGConfig
 from wdjax.train.host.loop import Chunk, Part, row_of_run
 from wdjax.train.learner.learner import update_share
-from wdjax.train.rollout import metrics
+from wdjax.train.state import rollout_metrics as metrics
 from wdjax.train.state.metric import Metric, values_of
 from wdjax.train.state.rows import Rows
 from wdjax.train.storage.metrics_log import summarize

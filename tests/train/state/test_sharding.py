@@ -30,8 +30,8 @@ from wdjax.train.devices.collectives import (
 )
 from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
 from wdjax.train.learner.validate import validate
-from wdjax.train.rollout.draws import step_keys
-from wdjax.train.rollout.metrics import episode_metrics
+from wdjax.train.devices.blocks import step_keys
+from wdjax.train.state.rollout_metrics import episode_metrics
 from wdjax.train.state import sharding as devices_module
 from wdjax.train.state.metric import values_of
 from wdjax.train.state.normalization import new_statistics, update_statistics

@@ -21,13 +21,13 @@ from wdjax.spaces import Box, sample_shapes
 from wdjax.train.algorithms.ddpg.networks import ActorActionValue, from_box, to_box
 from wdjax.train.algorithms.ddpg.noise import explore, uniform_actions
 from wdjax.train.algorithms.ddpg.replay import Ring, Steps, Transition, empty_replay, remember, take
-from wdjax.train.algorithms.optimizer import descend, make_optimizer
+from wdjax.train.algorithms.fit import descend, make_optimizer
 from wdjax.train.config.facts import Schedule, static, traced
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import average, num_shards, smallest, total
 from wdjax.train.networks.actor_critic import without_mask
-from wdjax.train.rollout.metrics import action_ranges, played_metrics
+from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.hypers import Hypers, hypers_of

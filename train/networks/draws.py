@@ -6,20 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.overrides import overridden
-from wdjax.train.devices.blocks import block_keys, draw_blocks
+from wdjax.train.devices.blocks import draw_blocks
 from wdjax.train.networks.distributions import Categorical, Distribution
-
-
-def step_keys(key: jax.Array, num_steps: int, num_draws: int, num_blocks: int) -> jax.Array:
-    """Returns [num_steps, num_draws, num_blocks] keys, those of a block from fold_in(key, block) alone.
-
-    They are drawn at once, before the scan: a split inside it costs kernels in every step.
-    """
-    keys_of_blocks = block_keys(key, num_blocks)
-    keys = jax.vmap(lambda key: jax.random.split(key, (num_steps, num_draws)))(keys_of_blocks)
-    # the axes of the data are moved: jax.debug_key_reuse takes a transposition of typed keys for their use
-    data = jnp.moveaxis(jax.random.key_data(keys), 0, 2)
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
 def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:
