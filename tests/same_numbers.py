@@ -223,7 +223,11 @@ RUNS = {
     ),
     "ddpg": (
         "pendulum_ddpg",
-        {**SHORT, **agent(network=net(16), normalize_observation=True, **{f"ddpg.{name}": value for name, value in DDPG.items()})},
+        {
+            **SHORT,
+            **agent(network=net(16), normalize_observation=True),
+            **{f"policies.agent.ddpg.{name}": value for name, value in DDPG.items()},
+        },
     ),
     "self_play": (
         "tag_small",
