@@ -63,7 +63,8 @@ test-all: $(DEV_STAMP)
 
 # Further folders of tests are formatted by the issue "A spine you can read".
 FORMATTED_TESTS := tests/*.py $(addprefix tests/,adapters adversary envs later) \
-	$(addprefix tests/train/,*.py devices host networks storage)
+	$(addprefix tests/train/,*.py config devices evaluation host kernels learner networks rollout \
+	state storage)
 
 FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks reference report cli.py)
 

@@ -35,12 +35,21 @@ UNKNOWN = [
     ({"polices.agent.gamma": 0.9}, r"unknown field polices: did you mean 'policies'\?"),
     ({f"{AGENT}.gama": 0.9}, r"unknown field policies\.agent\.gama: did you mean 'gamma'\?"),
     ({f"{AGENT}.lr": 0.1}, r"unknown field policies\.agent\.lr"),
-    ({f"{NET}.hidden_size": [8]}, r"unknown field .*\.network\.hidden_size: did you mean 'hidden_sizes'\?"),
-    ({"env_params.gravty": 1}, r"env_params: unknown parameter of CartPole 'gravty': did you mean 'gravity'\?"),
+    (
+        {f"{NET}.hidden_size": [8]},
+        r"unknown field .*\.network\.hidden_size: did you mean 'hidden_sizes'\?",
+    ),
+    (
+        {"env_params.gravty": 1},
+        r"env_params: unknown parameter of CartPole 'gravty': did you mean 'gravity'\?",
+    ),
     ({"env": "cartpol"}, r"unknown environment 'cartpol': did you mean 'cartpole'\?"),
     ({f"{AGENT}.algorithm": "DQN"}, r"policies\.agent\.algorithm = 'DQN': .*A2C.*PPO"),
     ({f"{AGENT}.optimizer": "adm"}, r"policies\.agent\.optimizer = 'adm': did you mean 'adam'\?"),
-    ({f"{AGENT}.action_distribution": "squashed"}, r"policies\.agent\.action_distribution = 'squashed': did you mean"),
+    (
+        {f"{AGENT}.action_distribution": "squashed"},
+        r"policies\.agent\.action_distribution = 'squashed': did you mean",
+    ),
     ({f"{NET}.activation": "reul"}, r"network\.activation = 'reul': did you mean 'relu'\?"),
     ({f"{NET}.initializer": "zeros"}, r"network\.initializer = 'zeros': .*orthogonal"),
     ({"best_metric": "loss"}, r"best_metric 'loss': .*agent/episode_return"),
@@ -71,27 +80,51 @@ WRONG_TYPE = [
     ({f"{AGENT}.gamma": None}, r"policies\.agent\.gamma = None: must be a number"),
     ({f"{AGENT}.trainable": "no"}, r"policies\.agent\.trainable = 'no': must be true or false"),
     ({f"{AGENT}.trainable": 1}, r"policies\.agent\.trainable = 1: must be true or false"),
-    ({f"{AGENT}.normalize_reward": 1}, r"policies\.agent\.normalize_reward = 1: must be true or false"),
-    ({f"{AGENT}.normalize_observation": "yes"}, r"policies\.agent\.normalize_observation = 'yes': must be true or fal"),
+    (
+        {f"{AGENT}.normalize_reward": 1},
+        r"policies\.agent\.normalize_reward = 1: must be true or false",
+    ),
+    (
+        {f"{AGENT}.normalize_observation": "yes"},
+        r"policies\.agent\.normalize_observation = 'yes': must be true or fal",
+    ),
     ({f"{AGENT}.target_kl": "small"}, r"policies\.agent\.target_kl = 'small': must be a number"),
-    ({f"{AGENT}.neg_pos_env_ratio": [1]}, r"policies\.agent\.neg_pos_env_ratio = \[1\]: must be a number"),
+    (
+        {f"{AGENT}.neg_pos_env_ratio": [1]},
+        r"policies\.agent\.neg_pos_env_ratio = \[1\]: must be a number",
+    ),
     ({f"{NET}.recurrent_size": 2.5}, r"network\.recurrent_size = 2\.5: must be a whole number"),
     ({f"{AGENT}.minibatches": 2.5}, r"policies\.agent\.minibatches = 2\.5: must be a whole number"),
-    ({RATE: "fast"}, r"learning_rate = 'fast': must be a number or a list of \[env_step, value\] pairs"),
+    (
+        {RATE: "fast"},
+        r"learning_rate = 'fast': must be a number or a list of \[env_step, value\] pairs",
+    ),
     ({RATE: True}, r"learning_rate = True: must be a number or a list"),
-    ({RATE: [1, 2]}, r"learning_rate = \[1, 2\]: must be a number or a list of \[env_step, value\] pairs"),
+    (
+        {RATE: [1, 2]},
+        r"learning_rate = \[1, 2\]: must be a number or a list of \[env_step, value\] pairs",
+    ),
     ({RATE: [[0, 1, 2]]}, r"learning_rate = \[\[0, 1, 2\]\]: must be a number or a list"),
     ({NET: "mlp"}, r"policies\.agent\.network = 'mlp': must be a mapping of fields"),
     ({f"{NET}.hidden_sizes": 32}, r"network\.hidden_sizes = 32: must be a list"),
     ({f"{NET}.hidden_sizes": ["x"]}, r"network\.hidden_sizes\[0\] = 'x': must be a whole number"),
     ({f"{NET}.shared_trunk": 3}, r"network\.shared_trunk = 3: must be true or false"),
-    ({f"{AGENT}.gamma.x": 1}, r"policies\.agent\.gamma = 0\.99: must be a mapping to have a field x"),
+    (
+        {f"{AGENT}.gamma.x": 1},
+        r"policies\.agent\.gamma = 0\.99: must be a mapping to have a field x",
+    ),
     ({"num_envs.x": 1}, r"num_envs = 1000: must be a mapping to have a field x"),
     ({"env_params": 3}, r"env_params = 3: must be a mapping"),
-    ({"env_params.episode_length": "x"}, r"env_params: episode_length = 'x': must be a whole number"),
+    (
+        {"env_params.episode_length": "x"},
+        r"env_params: episode_length = 'x': must be a whole number",
+    ),
     ({"env_params.gravity": None}, r"env_params: gravity = None: must be a number"),
     ({AGENT: PolicyConfig(gamma="high")}, r"policies\.agent\.gamma = 'high': must be a number"),
-    ({NET: PolicyConfig()}, r"policies\.agent\.network = PolicyConfig\(.*: must be a mapping of fields"),
+    (
+        {NET: PolicyConfig()},
+        r"policies\.agent\.network = PolicyConfig\(.*: must be a mapping of fields",
+    ),
 ]
 OUT_OF_RANGE = [
     *(({name: 0}, rf"{name} = 0: must be at least 1") for name in (
@@ -131,8 +164,14 @@ BATCHES = [
     ({f"{AGENT}.epochs": 0}, r"policies\.agent\.epochs = 0: must be at least 1"),
     ({f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: must be 1 \(the default\): A2C"),
     ({f"{AGENT}.minibatches": 0}, r"policies\.agent\.minibatches = 0: must be at least 1"),
-    ({f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2}, r"minibatches = 2: must be 1 \(the default\): A2C"),
-    ({f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 7}, r"agent\.minibatches = 7: must be a divisor of 12500"),
+    (
+        {f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2},
+        r"minibatches = 2: must be 1 \(the default\): A2C",
+    ),
+    (
+        {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 7},
+        r"agent\.minibatches = 7: must be a divisor of 12500",
+    ),
     (
         {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 1000, "num_blocks": 200},
         r"minibatches = 1000: must be a divisor of 500",
@@ -171,14 +210,32 @@ def test_impossible_values_are_refused(changes, words):
 
 TAG = [
     ({"policies.tagger.agents": ["runner"]}, r"runner\[0\] already belongs to policy 'tagger'"),
-    ({"policies": {"tagger": {}}}, r"no policy controls runner\[0\], runner\[1\], runner\[2\] \.\.\."),
+    (
+        {"policies": {"tagger": {}}},
+        r"no policy controls runner\[0\], runner\[1\], runner\[2\] \.\.\.",
+    ),
     ({"policies.runner.agents": ["runner[0:50]"]}, r"no policy controls runner\[50\]"),
-    ({"policies.runner.agents": ["runner[0:60]", "runner[59:100]"]}, r"runner\[59\] already belongs to"),
-    ({"policies.runner.agents": ["runner[0:101]"]}, r"'runner\[0:101\]': must be a nonempty range inside runner"),
-    ({"policies.all": {"agents": ["tagger", "runner"]}}, r"policies\.all\.agents: tagger\[0\] already belongs"),
+    (
+        {"policies.runner.agents": ["runner[0:60]", "runner[59:100]"]},
+        r"runner\[59\] already belongs to",
+    ),
+    (
+        {"policies.runner.agents": ["runner[0:101]"]},
+        r"'runner\[0:101\]': must be a nonempty range inside runner",
+    ),
+    (
+        {"policies.all": {"agents": ["tagger", "runner"]}},
+        r"policies\.all\.agents: tagger\[0\] already belongs",
+    ),
     ({"env_params.num_taggers": 0}, r"env_params: num_taggers = 0: must be at least 1"),
-    ({"env_params.num_other_agents_observed": 500}, r"num_other_agents_observed = 500: must be at most 110"),
-    ({"env_params.max_acceleration": -3}, r"min_acceleration = -0\.1.*: must be at most max_acceleration"),
+    (
+        {"env_params.num_other_agents_observed": 500},
+        r"num_other_agents_observed = 500: must be at most 110",
+    ),
+    (
+        {"env_params.max_acceleration": -3},
+        r"min_acceleration = -0\.1.*: must be at most max_acceleration",
+    ),
 ]
 
 
@@ -214,17 +271,49 @@ def one_policy(env, *agents, **changes):
 
 
 BUILT = [
-    (TrainConfig("cartpole", {"agent": PolicyConfig()}, num_envs="64"), TypeError, r"num_envs = '64': must be a whole"),
-    (TrainConfig("cartpole", {"agent": PolicyConfig()}, env_params=None), TypeError, r"env_params = None: must be"),
+    (
+        TrainConfig("cartpole", {"agent": PolicyConfig()}, num_envs="64"),
+        TypeError,
+        r"num_envs = '64': must be a whole",
+    ),
+    (
+        TrainConfig("cartpole", {"agent": PolicyConfig()}, env_params=None),
+        TypeError,
+        r"env_params = None: must be",
+    ),
     (TrainConfig("cartpole", [PolicyConfig()]), TypeError, r"policies = \[.*: must be a mapping"),
-    (one_policy("cartpole", "agent", algorithm="DQN"), ValueError, r"policies\.all\.algorithm = 'DQN'"),
+    (
+        one_policy("cartpole", "agent", algorithm="DQN"),
+        ValueError,
+        r"policies\.all\.algorithm = 'DQN'",
+    ),
     (one_policy("cartpole", "agent", optimizer="x"), ValueError, r"policies\.all\.optimizer = 'x'"),
-    (one_policy("cartpole", "agent", learning_rate="abc"), TypeError, r"policies\.all\.learning_rate = 'abc'"),
+    (
+        one_policy("cartpole", "agent", learning_rate="abc"),
+        TypeError,
+        r"policies\.all\.learning_rate = 'abc'",
+    ),
     (one_policy("cartpole", "agent", gamma=2.0), ValueError, r"policies\.all\.gamma = 2\.0"),
-    (one_policy("cartpole", "agent", network=NetworkConfig(8)), TypeError, r"hidden_sizes = 8: must be a list"),
-    (one_policy("cartpole", "agent", network=None), TypeError, r"policies\.all\.network = None: must be"),
-    (one_policy("probe_pair", "pilot", "clerk"), ValueError, r"policies\.all\.agents: groups .* different spaces"),
-    ("cartpole", TypeError, r"config = 'cartpole': must be a TrainConfig\. Use load_config\('cartpole'\)"),
+    (
+        one_policy("cartpole", "agent", network=NetworkConfig(8)),
+        TypeError,
+        r"hidden_sizes = 8: must be a list",
+    ),
+    (
+        one_policy("cartpole", "agent", network=None),
+        TypeError,
+        r"policies\.all\.network = None: must be",
+    ),
+    (
+        one_policy("probe_pair", "pilot", "clerk"),
+        ValueError,
+        r"policies\.all\.agents: groups .* different spaces",
+    ),
+    (
+        "cartpole",
+        TypeError,
+        r"config = 'cartpole': must be a TrainConfig\. Use load_config\('cartpole'\)",
+    ),
 ]
 
 
@@ -254,7 +343,9 @@ class Masked(Signal):
 def test_masks_that_do_not_fit_are_refused(monkeypatch, box, error, words):
     monkeypatch.setitem(envs._REGISTRY, "probe_masked", Masked)
     with pytest.raises(error, match=words):
-        make_learner(TrainConfig("probe_masked", {"agent": PolicyConfig()}, env_params={"box": box}))
+        make_learner(
+            TrainConfig("probe_masked", {"agent": PolicyConfig()}, env_params={"box": box})
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +358,9 @@ class Nested(Signal):
 
 def test_a_mask_inside_a_part_is_refused(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_nested", Nested)
-    with pytest.raises(ValueError, match=r"agent: observation\['b'\] contains action_mask: must be a top-level key"):
+    with pytest.raises(
+        ValueError, match=r"agent: observation\['b'\] contains action_mask: must be a top-level key"
+    ):
         make_learner(TrainConfig("probe_nested", {"agent": PolicyConfig()}))
 
 
@@ -282,7 +375,10 @@ class Boundless(Signal):
 def test_a_squashed_gaussian_needs_a_bounded_box(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_boundless", Boundless)
     policy = PolicyConfig(action_distribution="squashed_gaussian")
-    with pytest.raises(ValueError, match=r"agent: action_distribution = 'squashed_gaussian': requires finite bounds"):
+    with pytest.raises(
+        ValueError,
+        match=r"agent: action_distribution = 'squashed_gaussian': requires finite bounds",
+    ):
         make_learner(TrainConfig("probe_boundless", {"agent": policy}))
 
 

@@ -22,8 +22,12 @@ class WithTuples(CartPole):
 )
 def test_a_static_tuple_may_have_another_length_than_its_default(env, env_params, registry):
     wdjax.register("with_tuples", env)
-    config = TrainConfig(env="with_tuples", policies={"agent": PolicyConfig()}, env_params=env_params)
+    config = TrainConfig(
+        env="with_tuples", policies={"agent": PolicyConfig()}, env_params=env_params
+    )
     complete = complete_env_params(config).env_params
-    as_yaml = {name: list(value) if isinstance(value, tuple) else value for name, value in complete.items()}
+    as_yaml = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in complete.items()
+    }
     for arguments in (complete, as_yaml):
         assert wdjax.make("with_tuples", **arguments)[0] == WithTuples(("a",), (3, 4, 5))

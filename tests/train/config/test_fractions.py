@@ -43,7 +43,10 @@ def test_yaml_python_and_the_command_line_read_the_same(tmp_path):
         expected = ((0.0, 1e-3), (float(round(total / 2)), 2e-4), (float(total), 0.0))
         assert rate(make_learner(given).config) == expected
     policy = dataclasses.replace(own.policies["agent"], learning_rate=HALF)
-    assert rate(make_learner(dataclasses.replace(own, policies={"agent": policy})).config)[-1] == (150_000.0, 0.0)
+    assert rate(make_learner(dataclasses.replace(own, policies={"agent": policy})).config)[-1] == (
+        150_000.0,
+        0.0,
+    )
 
 
 def test_every_field_that_takes_a_schedule_takes_fractions():
@@ -51,7 +54,11 @@ def test_every_field_that_takes_a_schedule_takes_fractions():
         RATE: HALF, "policies.agent.ddpg.critic_learning_rate": HALF, "policies.agent.ddpg.noise_scale": HALF,
     })  # fmt: skip
     hypers = make_learner(config).init(jax.random.key(0)).hypers["agent"]
-    for schedule in (hypers.learning_rate, hypers.ddpg.critic_learning_rate, hypers.ddpg.noise_scale):
+    for schedule in (
+        hypers.learning_rate,
+        hypers.ddpg.critic_learning_rate,
+        hypers.ddpg.noise_scale,
+    ):
         np.testing.assert_array_equal(schedule.env_steps, [0, 30_000, 60_000])
     tag = load_config("tag_small", num_blocks=4, **{
         "policies.runner.opponents": {"random": {"fraction": [[0, 0.5], [1, 0]]}},
@@ -61,7 +68,9 @@ def test_every_field_that_takes_a_schedule_takes_fractions():
     assert runner.opponents["random"] == ((0.0, 0.5), (1_280_000.0, 0.0))
     assert runner.past_selves_fraction == ((0.0, 0.0), (1_280_000.0, 0.5))
     too_much = {"random": {"fraction": [[0, 0], [1, 1]]}}
-    assert "shares at env step 1.28e+06" in refusal(change_config, tag, **{"policies.runner.opponents": too_much})
+    assert "shares at env step 1.28e+06" in refusal(
+        change_config, tag, **{"policies.runner.opponents": too_much}
+    )
 
 
 @pytest.mark.parametrize(("value", "words"), [
@@ -95,7 +104,9 @@ def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
     config, steps = small_config(**{RATE: HALF}), ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
     state = Trainer(config, tmp_path / "a", quiet=True).train()
     in_steps = Trainer(small_config(**{RATE: steps}), tmp_path / "b", quiet=True).train()
-    for a, b in zip(jax.tree.leaves(state.policies), jax.tree.leaves(in_steps.policies), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(state.policies), jax.tree.leaves(in_steps.policies), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
     for folder in (tmp_path / "a", tmp_path / "b"):
         assert rate(load_run_config(folder)) == steps
@@ -105,7 +116,9 @@ def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
             assert rate(longer.config) == steps
         assert int(longer.train().num_updates) == 8
         other = small_config(**{RATE: {"fraction": [[0, 1e-3], [0.4, 2e-4], [1, 0]]}})
-        assert f"{RATE} = [[0.0, 0.001], " in refusal(Trainer, other, folder, resume=True, quiet=True)
+        assert f"{RATE} = [[0.0, 0.001], " in refusal(
+            Trainer, other, folder, resume=True, quiet=True
+        )
 
 
 def test_a_schedule_that_ends_elsewhere_than_the_run_is_reported():
@@ -129,7 +142,9 @@ def test_sweeps_over_schedules_and_lengths():
     points = [{RATE: HALF}, {RATE: 1e-3}]
     members = make_members(small_config(), points, [0])
     assert rate(members[0].config) == ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
-    lengths = make_members(small_config(**{RATE: HALF}), [{"total_env_steps": 128 * i} for i in (1, 2)], [0])
+    lengths = make_members(
+        small_config(**{RATE: HALF}), [{"total_env_steps": 128 * i} for i in (1, 2)], [0]
+    )
     assert [rate(member.config)[-1][0] for member in lengths] == [128.0, 256.0]
     forms = (HALF, [[0, 1e-3], [384, 2e-4], [768, 0]])
     asked = [{"config": plain_config(small_config(**{RATE: value}))} for value in forms]
@@ -143,9 +158,14 @@ def test_presets_fit_their_length():
         ends = list(schedule_warnings(given, in_env_steps(given, given.total_env_steps)))
         assert len(ends) == (file.stem == "rice")  # WarpDrive's own, for a longer run
     assert fields_of("acrobot_ppo")[RATE] == [[0.0, 1e-3], [500_000.0, 0.0]]
-    assert fields_of("tag_continuous_ppo")["policies.runner.past_selves_fraction"][1][0] == 6_500_000.0
+    assert (
+        fields_of("tag_continuous_ppo")["policies.runner.past_selves_fraction"][1][0] == 6_500_000.0
+    )
 
 
 def test_of_points_at_one_env_step_the_last_counts():
-    assert Fraction(((0.0, 0.1), (0.3, 0.2), (1.0, 0.5))).in_env_steps(1) == ((0.0, 0.2), (1.0, 0.5))
+    assert Fraction(((0.0, 0.1), (0.3, 0.2), (1.0, 0.5))).in_env_steps(1) == (
+        (0.0, 0.2),
+        (1.0, 0.5),
+    )
     assert load_config("tag_continuous_ppo", total_env_steps=1).total_env_steps == 1

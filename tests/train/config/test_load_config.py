@@ -2,7 +2,14 @@
 
 import pytest
 
-from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, list_presets, load_config, make_learner
+from wdjax.train import (
+    NetworkConfig,
+    PolicyConfig,
+    TrainConfig,
+    list_presets,
+    load_config,
+    make_learner,
+)
 from wdjax.train.load import ALIASES
 
 GOOD = "env: cartpole\npolicies: {agent: {}}\n"
@@ -16,7 +23,9 @@ def load_text(tmp_path, text, **changes):
 
 def test_what_many_type_first_is_a_preset():
     assert load_config("CartPole-v1") == load_config("cartpole_ppo")
-    assert {name: name in list_presets() for name in ALIASES.values()} == dict.fromkeys(ALIASES.values(), True)
+    assert {name: name in list_presets() for name in ALIASES.values()} == dict.fromkeys(
+        ALIASES.values(), True
+    )
     assert not ALIASES.keys() & {*list_presets()}
 
 
@@ -31,7 +40,10 @@ BAD_FILES = [
     (GOOD + "---\n" + GOOD, r"invalid YAML: "),
     (GOOD + "seed: !!python/object:os.system x", r"invalid YAML: "),
     (GOOD + "env: tag_gridworld", r"invalid YAML: duplicate key 'env'"),
-    ("env: cartpole\npolicies: {agent: {gamma: .5, gamma: .6}}", r"invalid YAML: duplicate key 'gamma'"),
+    (
+        "env: cartpole\npolicies: {agent: {gamma: .5, gamma: .6}}",
+        r"invalid YAML: duplicate key 'gamma'",
+    ),
 ]
 
 
@@ -53,7 +65,12 @@ def test_incomplete_files_are_refused(tmp_path, text, words):
 def test_a_mapping_is_read_as_a_file_is_and_stays_as_it_was():
     given = {"env": "cartpole", "policies": {"agent": {"gamma": 0.5}}, "seed": 3}
     config = load_config(given, num_envs=8, **{"policies.agent.gamma": 0.6})
-    assert (config.env, config.seed, config.num_envs, config.policies["agent"].gamma) == ("cartpole", 3, 8, 0.6)
+    assert (config.env, config.seed, config.num_envs, config.policies["agent"].gamma) == (
+        "cartpole",
+        3,
+        8,
+        0.6,
+    )
     assert given == {"env": "cartpole", "policies": {"agent": {"gamma": 0.5}}, "seed": 3}
     with pytest.raises(ValueError, match=r"unknown field envs: did you mean 'env'\?"):
         load_config({"envs": "cartpole"})
@@ -70,12 +87,21 @@ def test_missing_files_and_presets_are_refused(tmp_path):
         load_config(tmp_path / "none.yaml")
     with pytest.raises(ValueError, match=r"unknown preset 'cartpol': did you mean 'cartpole'\?"):
         load_config("cartpol")
-    with pytest.raises(TypeError, match=r"preset = 5: must be the name of a preset, the path of a YAML file, or a map"):
+    with pytest.raises(
+        TypeError,
+        match=r"preset = 5: must be the name of a preset, the path of a YAML file, or a map",
+    ):
         load_config(5)
 
 
 def test_every_preset_is_listed():
-    presets = {"cartpole", "cartpole_ppo", "tag_continuous", "tag_gridworld", "tag_gridworld_with_reset_pool"}
+    presets = {
+        "cartpole",
+        "cartpole_ppo",
+        "tag_continuous",
+        "tag_gridworld",
+        "tag_gridworld_with_reset_pool",
+    }
     assert presets <= set(list_presets())
 
 
@@ -101,7 +127,9 @@ def test_whole_numbers_may_have_an_exponent_or_underscores(tmp_path):
 
 
 def test_infinity_leaves_a_limit_out(tmp_path):
-    config = load_text(tmp_path, "env: cartpole\npolicies: {agent: {max_grad_norm: .inf, value_clip: .inf}}")
+    config = load_text(
+        tmp_path, "env: cartpole\npolicies: {agent: {max_grad_norm: .inf, value_clip: .inf}}"
+    )
     assert config.policies["agent"].max_grad_norm == float("inf")
 
 
@@ -118,7 +146,9 @@ policies:
 
 
 def test_lists_become_tuples(tmp_path):
-    config = load_text(tmp_path, "env: cartpole\npolicies: {agent: {learning_rate: [[0, 1e-3], [10, 0]]}}")
+    config = load_text(
+        tmp_path, "env: cartpole\npolicies: {agent: {learning_rate: [[0, 1e-3], [10, 0]]}}"
+    )
     assert config.policies["agent"].learning_rate == ((0.0, 1e-3), (10.0, 0.0))
 
 
@@ -170,7 +200,9 @@ def test_a_learner_reads_lists_and_text_of_python_likewise():
 # --- what follows from the fields ---
 
 
-@pytest.mark.parametrize(("num_envs", "num_blocks", "blocks"), [(64, 0, 8), (12, 0, 4), (7, 0, 1), (12, 6, 6)])
+@pytest.mark.parametrize(
+    ("num_envs", "num_blocks", "blocks"), [(64, 0, 8), (12, 0, 4), (7, 0, 1), (12, 6, 6)]
+)
 def test_blocks(num_envs, num_blocks, blocks):
     assert load_config("cartpole", num_envs=num_envs, num_blocks=num_blocks).blocks == blocks
 
@@ -185,6 +217,14 @@ def test_a_run_is_never_shorter_than_asked(steps, updates):
 def test_best_metric():
     assert load_config("cartpole").best_by == "agent/episode_return"
     assert load_config("cartpole", best_metric="none").best_by is None
-    assert load_config("tag_continuous").best_by is None  # two policies that train: neither says it all
-    assert load_config("tag_continuous", best_metric="runner/episode_return").best_by == "runner/episode_return"
-    assert load_config("tag_continuous", **{"policies.tagger.trainable": False}).best_by == "runner/episode_return"
+    assert (
+        load_config("tag_continuous").best_by is None
+    )  # two policies that train: neither says it all
+    assert (
+        load_config("tag_continuous", best_metric="runner/episode_return").best_by
+        == "runner/episode_return"
+    )
+    assert (
+        load_config("tag_continuous", **{"policies.tagger.trainable": False}).best_by
+        == "runner/episode_return"
+    )

@@ -115,7 +115,9 @@ def test_ddpg_has_the_reference_values(preset):
     config, params = learner.config, learner.env_params
     agent = config.policies["agent"]
     for name, value in (DDPG_REFERENCE | DDPG_PRESETS[preset]).items():
-        holder = next(holder for holder in (config, agent, agent.ddpg, params) if hasattr(holder, name))
+        holder = next(
+            holder for holder in (config, agent, agent.ddpg, params) if hasattr(holder, name)
+        )
         if holder is params:
             np.testing.assert_allclose(getattr(params, name), value, rtol=1e-6)
         else:
@@ -141,7 +143,11 @@ QUICK = {"tag_small", "tag_gridworld", "pendulum_ddpg"}
 
 
 @pytest.mark.parametrize(
-    "preset", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in list_presets()]
+    "preset",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in list_presets()
+    ],
 )
 def test_one_update_of_a_small_copy(preset, quick_compile):
     # as many rows of a replica as any preset has minibatches
@@ -155,15 +161,26 @@ def test_one_update_of_a_small_copy(preset, quick_compile):
         if policy.opponents:
             changes[f"policies.{name}.opponents"] = {}
         if policy.algorithm == "DDPG":  # 4 x (16 - 4) rows are enough to learn from
-            changes |= {f"policies.{name}.ddpg.{field}": 8 for field in ("batch_size", "warmup", "updates_per_rollout")}
+            changes |= {
+                f"policies.{name}.ddpg.{field}": 8
+                for field in ("batch_size", "warmup", "updates_per_rollout")
+            }
     learner = make_learner(load_config(preset, **changes))
     first = learner.init(jax.random.key(0))
     last, metrics = learner.update(first)
-    of_episodes = [*learner.env.info_ratios, *(name for name in metrics if "episode" in name)]  # none may have ended
+    of_episodes = [
+        *learner.env.info_ratios,
+        *(name for name in metrics if "episode" in name),
+    ]  # none may have ended
     assert all(np.isfinite(value) for name, value in metrics.items() if name not in of_episodes)
     for name in learner.config.policies:
-        before, after = jax.tree.leaves(first.policies[name].params), jax.tree.leaves(last.policies[name].params)
-        moved = [np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(before, after, strict=True)]
+        before, after = (
+            jax.tree.leaves(first.policies[name].params),
+            jax.tree.leaves(last.policies[name].params),
+        )
+        moved = [
+            np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(before, after, strict=True)
+        ]
         assert 0 < max(moved) < 0.3
         assert metrics[f"{name}/live_fraction"] > 0
     assert jax.tree.map(np.shape, first.policies) == jax.tree.map(np.shape, last.policies)

@@ -17,7 +17,10 @@ from wdjax.train.storage.metrics_log import summarize
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 TAG = {"num_taggers": 3, "grid_length": 4, "episode_length": 7, "tag_penalty_for_runner": 5.0}
-POLICIES = {"mixed": ("tagger[0:1]", "runner"), "rest": ("tagger[1:3]",)}  # agents 0 and 3, agents 1 and 2
+POLICIES = {
+    "mixed": ("tagger[0:1]", "runner"),
+    "rest": ("tagger[1:3]",),
+}  # agents 0 and 3, agents 1 and 2
 ROLLOUTS, LENGTH, REPLICAS = 12, 2, 3
 
 
@@ -28,7 +31,11 @@ def played():
     sizes = {"rollout_length": LENGTH, "num_envs": REPLICAS}
     learner = make_learner(tiny_config("tag_gridworld", policies, env_params=TAG, **sizes))
     measure = jax.jit(functools.partial(episode_metrics, info_ratios=learner.env.info_ratios))
-    state, play, parts = learner.init(jax.random.key(1)), jax.jit(functools.partial(rollout, learner.setup)), []
+    state, play, parts = (
+        learner.init(jax.random.key(1)),
+        jax.jit(functools.partial(rollout, learner.setup)),
+        [],
+    )
     for i in range(ROLLOUTS):
         state, part = play(state, jax.random.key(i))
         parts.append((part, measure(part)))
@@ -45,7 +52,9 @@ def replay(parts):
             for name, rows in part.rows.items():
                 current[n][name] += float(np.sum(rows.reward[t, n]))
             if all(np.all(rows.terminated[t, n]) for rows in part.rows.values()):
-                episodes[-1].append(current[n] | {"caught": bool(part.rows["rest"].reward[t, n, 0] > 5)})
+                episodes[-1].append(
+                    current[n] | {"caught": bool(part.rows["rest"].reward[t, n, 0] > 5)}
+                )
                 current[n] = {"length": 0, "mixed": 0.0, "rest": 0.0}
     return episodes
 
@@ -78,7 +87,9 @@ def test_spread_over_the_episodes_that_ended(played, metric, field):
         values = [episode[field] for episode in episodes] or [np.nan]
         spreads.add(len(set(values)))
         for name, function in {"min": np.min, "max": np.max, "std": np.std}.items():
-            np.testing.assert_allclose(metrics[f"{metric}_{name}"], function(values), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                metrics[f"{metric}_{name}"], function(values), rtol=1e-5, atol=1e-5
+            )
     assert max(spreads) > 1
 
 
@@ -86,18 +97,27 @@ def test_time_to_tag_is_the_mean_step_of_a_tag(played):
     """Of gridworld, where a tag ends the episode; it has no metric of the sum that it is made from."""
     for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
         steps = [episode["length"] for episode in episodes if episode["caught"]]
-        np.testing.assert_allclose(metrics["time_to_tag"], np.mean(steps) if steps else np.nan, rtol=1e-6)
+        np.testing.assert_allclose(
+            metrics["time_to_tag"], np.mean(steps) if steps else np.nan, rtol=1e-6
+        )
         assert "episode_tag_steps" not in metrics
 
 
 def test_chunk_is_summarized_as_all_its_episodes(played):
     metrics = {name: np.array([row[name] for row in played[1]]) for name in played[1][0]}
-    summary = summarize({name: rule.replace(value=metrics[name]) for name, rule in played[2].items()})
+    summary = summarize(
+        {name: rule.replace(value=metrics[name]) for name, rule in played[2].items()}
+    )
     episodes = [episode for part in replay(played[0]) for episode in part]
     assert summary["episodes"] == len(episodes)
     for metric, field in [("episode_length", "length"), ("mixed/episode_return", "mixed")]:
         values = [episode[field] for episode in episodes]
-        for ending, function in {"": np.mean, "_min": np.min, "_max": np.max, "_std": np.std}.items():
+        for ending, function in {
+            "": np.mean,
+            "_min": np.min,
+            "_max": np.max,
+            "_std": np.std,
+        }.items():
             np.testing.assert_allclose(summary[metric + ending], function(values), rtol=1e-5)
     caught = [episode["length"] for episode in episodes if episode["caught"]]
     np.testing.assert_allclose(summary["time_to_tag"], np.mean(caught), rtol=1e-6)
@@ -118,7 +138,9 @@ def test_summary_by_hand():
         "b/q_mean": 1.5,
     }  # fmt: skip
     mean, largest = Metric([0.0], weight=("a/live_fraction",)), Metric([-np.inf], "max")
-    nothing = summarize({"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": largest, "a/reward_mean": mean})
+    nothing = summarize(
+        {"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": largest, "a/reward_mean": mean}
+    )
     assert nothing["a/reward_max"] is nothing["a/reward_mean"] is None
 
 

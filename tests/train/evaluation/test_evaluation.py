@@ -35,21 +35,36 @@ def gridworld():
         "num_taggers": 2, "grid_length": 4, "episode_length": 12, "wall_hit_penalty": 0.0, "random_start": False,
         "step_cost_for_tagger": COST, "tag_reward_for_tagger": TAG, "tag_penalty_for_runner": PENALTY,
     }  # fmt: skip
-    policies = {"tagger": {"network": {"hidden_sizes": [8]}}, "runner": {"network": {"hidden_sizes": [8]}}}
+    policies = {
+        "tagger": {"network": {"hidden_sizes": [8]}},
+        "runner": {"network": {"hidden_sizes": [8]}},
+    }
     config = load_config(
-        "tag_gridworld", num_envs=4, rollout_length=4, env_params=params, policies=policies, best_metric="none"
+        "tag_gridworld",
+        num_envs=4,
+        rollout_length=4,
+        env_params=params,
+        policies=policies,
+        best_metric="none",
     )
     learner = make_learner(config)
     state = learner.init(jax.random.key(0))
-    still = {name: p.replace(params=jax.tree.map(jnp.zeros_like, p.params)) for name, p in state.policies.items()}
+    still = {
+        name: p.replace(params=jax.tree.map(jnp.zeros_like, p.params))
+        for name, p in state.policies.items()
+    }
     return learner, state.replace(policies=still)
 
 
 def check_returns(episodes):
     """Every step and the tag's own must be in the sums: they follow from length and tags alone."""
     tags, length = episodes.episode_info["tags"], episodes.episode_length
-    np.testing.assert_array_equal(episodes.episode_return["tagger"], 2 * (TAG * tags - COST * (length - tags)))
-    np.testing.assert_array_equal(episodes.episode_return["runner"], -PENALTY * tags + COST * (length - tags))
+    np.testing.assert_array_equal(
+        episodes.episode_return["tagger"], 2 * (TAG * tags - COST * (length - tags))
+    )
+    np.testing.assert_array_equal(
+        episodes.episode_return["runner"], -PENALTY * tags + COST * (length - tags)
+    )
 
 
 def test_terminal_rewards_are_counted_and_nothing_after(gridworld):
@@ -70,12 +85,16 @@ def test_cross_play_mixes_trained_and_random_sides(gridworld):
     for episodes in cells.values():
         check_returns(episodes)
         assert list(episodes.group_return) == ["tagger", "runner"]  # as the environment has them
-    np.testing.assert_array_equal(episodes.group_return["tagger"], episodes.episode_return["tagger"])
+    np.testing.assert_array_equal(
+        episodes.group_return["tagger"], episodes.episode_return["tagger"]
+    )
 
 
 def test_greedy_or_sampled(gridworld):
     """All choices are equally likely to these policies: drawn they walk and meet, greedy they stay."""
-    drawn, greedy = (evaluate(*gridworld, jax.random.key(1), 64, greedy=greedy) for greedy in (False, True))
+    drawn, greedy = (
+        evaluate(*gridworld, jax.random.key(1), 64, greedy=greedy) for greedy in (False, True)
+    )
     assert 0.1 < drawn.episode_info["tags"].mean() < 1
     assert greedy.episode_info["tags"].sum() == 0
     check_returns(drawn)
@@ -92,7 +111,9 @@ def test_order_of_words_is_that_of_policies(gridworld):
 
 def test_recorded_episode_is_whole(gridworld):
     learner, state = gridworld
-    episode = record_episode(learner, state, jax.random.key(5), random=("tagger", "runner"), max_steps=50)
+    episode = record_episode(
+        learner, state, jax.random.key(5), random=("tagger", "runner"), max_steps=50
+    )
     steps = len(episode.reward["runner"])
     assert len(episode.states.x) == steps + 1
     assert len(np.unique(episode.action["runner"])) > 2  # random play draws anew in every step
@@ -111,7 +132,8 @@ def test_recorded_episode_is_whole(gridworld):
 
 def test_same_key_same_episodes_other_key_others(gridworld):
     lengths = [
-        evaluate(*gridworld, jax.random.key(seed), 64, random=("tagger", "runner")).episode_length for seed in (1, 1, 2)
+        evaluate(*gridworld, jax.random.key(seed), 64, random=("tagger", "runner")).episode_length
+        for seed in (1, 1, 2)
     ]
     np.testing.assert_array_equal(lengths[0], lengths[1])
     assert np.any(lengths[0] != lengths[2])
@@ -124,7 +146,9 @@ def test_refusals(gridworld):
         evaluate(*gridworld, jax.random.key(0), num_episodes=4, max_steps=3)
     with pytest.raises(ValueError, match="num_episodes = 0"):
         evaluate(*gridworld, jax.random.key(0), num_episodes=0)
-    with pytest.raises(ValueError, match="num_episodes = 1000000000000: must be at most 10000000 at once"):
+    with pytest.raises(
+        ValueError, match="num_episodes = 1000000000000: must be at most 10000000 at once"
+    ):
         evaluate(*gridworld, jax.random.key(0), num_episodes=10**12)
 
 
@@ -132,7 +156,9 @@ def test_single_agent_episodes():
     learner = make_learner(load_config("cartpole_ppo", num_envs=4, rollout_length=4))
     state = learner.init(jax.random.key(0))
     episodes = evaluate(learner, state, jax.random.key(1), num_episodes=16, greedy=False)
-    np.testing.assert_array_equal(episodes.episode_return["agent"], episodes.episode_length)  # 1 a step, the last too
+    np.testing.assert_array_equal(
+        episodes.episode_return["agent"], episodes.episode_length
+    )  # 1 a step, the last too
     assert 5 < episodes.episode_length.mean() < 60
 
 
@@ -152,7 +178,9 @@ def test_agents_own_returns_and_the_groups():
 @pytest.mark.parametrize("time_limit", [False, True])
 def test_the_last_reward_counts_at_either_end(time_limit):
     params = {"constant": 1.0, "at_end": 10.0, "episode_length": 3, "time_limit": time_limit}
-    learner = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C")}, env_params=params))
+    learner = make_learner(
+        tiny_config("probe_signal", {"agent": tiny_policy("A2C")}, env_params=params)
+    )
     episodes = evaluate(learner, learner.init(jax.random.key(0)), jax.random.key(1), num_episodes=5)
     np.testing.assert_array_equal(episodes.episode_return["agent"], [13] * 5)
     np.testing.assert_array_equal(episodes.episode_length, [3] * 5)
@@ -163,7 +191,9 @@ def test_in_turns(gridworld):
     learner, state = gridworld
     both = {"random": ("tagger", "runner")}
     turns = evaluate(learner, state, jax.random.key(1), 64, **both, batch=24)
-    parts = [evaluate(learner, state, key, 24, **both) for key in jax.random.split(jax.random.key(1), 3)]
+    parts = [
+        evaluate(learner, state, key, 24, **both) for key in jax.random.split(jax.random.key(1), 3)
+    ]
     whole = jax.tree.map(lambda *leaves: np.concatenate(leaves)[:64], *parts)
     for a, b in zip(jax.tree.leaves(turns), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -183,25 +213,42 @@ def test_statistics_by_hand():
         agent_return={"pair": np.array([[1.0, 2.0], [3.0, 4.0]])}, group_return={"all": np.array([3.0, 7.0])},
     )  # fmt: skip
     found = statistics(episodes)
-    assert list(found) == ["tags", "tag_steps", "length", "all return", "pair return", "pair agent return"]
+    assert list(found) == [
+        "tags",
+        "tag_steps",
+        "length",
+        "all return",
+        "pair return",
+        "pair agent return",
+    ]
     assert found["length"]["mean"] == 6
-    assert found["length"]["standard_error"] == pytest.approx(2)  # sqrt(((-2)^2 + 2^2) / 1) / sqrt(2)
-    assert found["length"]["quantiles"] == pytest.approx({"0.05": 4.2, "0.25": 5, "0.5": 6, "0.75": 7, "0.95": 7.8})
+    assert found["length"]["standard_error"] == pytest.approx(
+        2
+    )  # sqrt(((-2)^2 + 2^2) / 1) / sqrt(2)
+    assert found["length"]["quantiles"] == pytest.approx(
+        {"0.05": 4.2, "0.25": 5, "0.5": 6, "0.75": 7, "0.95": 7.8}
+    )
     assert found["pair return"]["mean"] == 5
     agents = found["pair agent return"]
     assert agents["mean"] == 2.5
-    assert agents["standard_error"] == pytest.approx(1)  # of 1.5 and 3.5: an episode's agents are not independent
+    assert agents["standard_error"] == pytest.approx(
+        1
+    )  # of 1.5 and 3.5: an episode's agents are not independent
     assert agents["quantiles"]["0.5"] == 2.5
     assert agents["quantiles"]["0.25"] == 1.75
     ratio = statistics(episodes, {"time_to_tag": ("tag_steps", "tags")})
     assert "tag_steps" not in ratio
     assert ratio["time_to_tag"]["mean"] == 3.5  # 14 steps of 4 tags, not the mean of 2 and 4
-    assert ratio["time_to_tag"]["standard_error"] == pytest.approx(0.75)  # of (2 - 3.5) / 2 and (12 - 10.5) / 2
+    assert ratio["time_to_tag"]["standard_error"] == pytest.approx(
+        0.75
+    )  # of (2 - 3.5) / 2 and (12 - 10.5) / 2
     assert ratio["time_to_tag"]["quantiles"]["0.5"] == 3
     one = jax.tree.map(lambda leaf: leaf[:1], episodes)
     assert statistics(one)["length"]["standard_error"] is None
     nothing = episodes.replace(episode_info={"tags": np.zeros(2), "tag_steps": np.zeros(2)})
-    assert statistics(nothing, {"time_to_tag": ("tag_steps", "tags")})["time_to_tag"]["mean"] is None
+    assert (
+        statistics(nothing, {"time_to_tag": ("tag_steps", "tags")})["time_to_tag"]["mean"] is None
+    )
 
 
 def test_what_an_evaluation_logs():
@@ -224,11 +271,15 @@ def shop_run():
     tiny = NetworkConfig(hidden_sizes=(4,), activation="tanh", initializer="lecun")
     memory = dataclasses.replace(tiny, recurrent_size=4)
     policies = {
-        "ace": PolicyConfig(algorithm="DDPG", agents=("pilot[1]",), network=tiny, normalize_observation=True),
+        "ace": PolicyConfig(
+            algorithm="DDPG", agents=("pilot[1]",), network=tiny, normalize_observation=True
+        ),
         "clerk": tiny_policy("A2C", network=memory, normalize_observation=True),
         "wing": tiny_policy("PPO", agents=("pilot[0]",), network=tiny),
     }
-    learner = make_learner(tiny_config("probe_shop", policies, env_params={"dead_reward": 100.0, "leave": 0.6}))
+    learner = make_learner(
+        tiny_config("probe_shop", policies, env_params={"dead_reward": 100.0, "leave": 0.6})
+    )
     state = learner.init(jax.random.key(0))
     seen = {
         "inner": {"place": known([32.0, -1.95], [1.3, 0.01]), "choices": None}, "clock": known([15.0], [125.0]),
@@ -249,7 +300,11 @@ def known(mean, variance):
 def play_by_hand(learner, state, key, num_episodes):
     """The same episodes, one after another and step by step. Returns (return of each agent [E, 5], lengths [E])."""
     env, params, policies = learner.env, state.env_params, learner.setup.policies
-    where = {"ace": ("pilot", slice(1, 2)), "clerk": ("clerk", slice(0, 3)), "wing": ("pilot", slice(0, 1))}
+    where = {
+        "ace": ("pilot", slice(1, 2)),
+        "clerk": ("clerk", slice(0, 3)),
+        "wing": ("pilot", slice(0, 1)),
+    }
 
     @jax.jit
     def step(key, env_state, obs, carries):
@@ -260,7 +315,9 @@ def play_by_hand(learner, state, key, num_episodes):
             action, carry = own.algorithm.play(own, learned, carries[name], seen, key[None], True)
             chosen[name], carries = action[0], carries | {name: carry}
         pilots = jnp.clip(jnp.concatenate([chosen["wing"], chosen["ace"]]), -1.0, 3.0)
-        return *env.step(key, env_state, {"pilot": pilots, "clerk": chosen["clerk"]}, params)[:5], carries
+        return *env.step(key, env_state, {"pilot": pilots, "clerk": chosen["clerk"]}, params)[
+            :5
+        ], carries
 
     played, reset = [], jax.jit(env.reset)
     reset_key, step_key = jax.random.split(key)
@@ -269,9 +326,13 @@ def play_by_hand(learner, state, key, num_episodes):
         carries = {name: own.algorithm.init_carry(own, 1) for name, own in policies.items()}
         total, alive, time, over = np.zeros(5), np.ones(5, bool), 0, False
         while not over:
-            env_key = jax.random.split(jax.random.split(jax.random.fold_in(step_key, time))[1], num_episodes)[i]
+            env_key = jax.random.split(
+                jax.random.split(jax.random.fold_in(step_key, time))[1], num_episodes
+            )[i]
             obs, env_state, *flags, carries = step(env_key, env_state, obs, carries)
-            reward, terminated, truncated = (np.concatenate([part["pilot"], part["clerk"]]) for part in flags)
+            reward, terminated, truncated = (
+                np.concatenate([part["pilot"], part["clerk"]]) for part in flags
+            )
             total += np.where(alive, reward, 0.0)
             alive &= ~terminated
             over, time = bool(np.all(terminated | truncated)), time + 1
@@ -289,8 +350,12 @@ def test_everything_at_once_against_episodes_played_by_hand(quick_compile):
     for name, expected in own.items():
         np.testing.assert_allclose(episodes.agent_return[name], expected, rtol=1e-5)
         np.testing.assert_allclose(episodes.episode_return[name], expected.sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(episodes.group_return["pilot"], returns[:, :2].sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(episodes.group_return["clerk"], returns[:, 2:].sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        episodes.group_return["pilot"], returns[:, :2].sum(axis=1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        episodes.group_return["clerk"], returns[:, 2:].sum(axis=1), rtol=1e-5
+    )
     assert np.abs(returns).max() < 100 * 4 / 2  # nobody was paid when out
 
 
@@ -314,7 +379,14 @@ class Uneven(Signal):
 
     def step(self, key, state, action, params):
         obs, state, reward, over, _, _ = super().step(key, state, action, params)
-        return obs, state, reward, over & False, state.time >= jnp.where(state.signal > 0, 2, 4), {"steps": True}
+        return (
+            obs,
+            state,
+            reward,
+            over & False,
+            state.time >= jnp.where(state.signal > 0, 2, 4),
+            {"steps": True},
+        )
 
 
 def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
@@ -322,13 +394,18 @@ def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
     monkeypatch.setitem(envs._REGISTRY, "uneven", Uneven)
     params = {"constant": 1.0, "episode_length": 99, "same_signal": True}
     learner = make_learner(tiny_config("uneven", {"agent": tiny_policy("A2C")}, env_params=params))
-    episodes = evaluate(learner, learner.init(jax.random.key(0)), jax.random.key(1), num_episodes=16)
+    episodes = evaluate(
+        learner, learner.init(jax.random.key(0)), jax.random.key(1), num_episodes=16
+    )
     assert set(episodes.episode_length) == {2, 4}
     np.testing.assert_array_equal(episodes.episode_return["agent"], episodes.episode_length)
     np.testing.assert_array_equal(episodes.episode_info["steps"], episodes.episode_length)
 
 
 def test_what_plays_draws_its_actions_unless_it_is_told():
-    defaults = [inspect.signature(function).parameters for function in (evaluate, cross_play, record_episode)]
+    defaults = [
+        inspect.signature(function).parameters
+        for function in (evaluate, cross_play, record_episode)
+    ]
     assert [own["greedy"].default for own in defaults] == [False] * 3
     assert [own["num_episodes"].default for own in defaults[:2]] == [256] * 2

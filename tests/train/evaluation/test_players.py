@@ -36,7 +36,10 @@ def grid_learner(tagger=None, runner=None, **changes):
 
 def test_players_say_what_they_are_in_a_line():
     assert repr(Player("nobody")) == "Player('nobody', random play)"
-    assert repr(Player("ambush", script=always, group="tagger")) == "Player('ambush', always, group='tagger')"
+    assert (
+        repr(Player("ambush", script=always, group="tagger"))
+        == "Player('ambush', always, group='tagger')"
+    )
 
 
 def always(learner, state, **choices):
@@ -93,26 +96,45 @@ def test_players_of_other_runs_are_who_they_say(run):
     hits = 20 - 6  # it walks six cells and then into the wall, unless it meets a tagger on the way
     free = cells["mine", "walker"].episode_length == 20
     assert free.any()
-    np.testing.assert_allclose(returns["walker"][free] - returns["still"][free], -0.1 * hits, rtol=1e-4)
+    np.testing.assert_allclose(
+        returns["walker"][free] - returns["still"][free], -0.1 * hits, rtol=1e-4
+    )
 
 
 def test_checkpoints_and_equal_runs_share_programs(run):
     learner, state = run
-    again = grid_learner(runner=tiny_policy("A2C", learning_rate=0.5, gamma=0.1))  # what is traced does not matter
-    players = [Player(f"step {i}", again, always(again, state, tagger=i, runner=i)) for i in (1, 2, 3)]
+    again = grid_learner(
+        runner=tiny_policy("A2C", learning_rate=0.5, gamma=0.1)
+    )  # what is traced does not matter
+    players = [
+        Player(f"step {i}", again, always(again, state, tagger=i, runner=i)) for i in (1, 2, 3)
+    ]
     cross_play(learner, state, KEY, 16, opponents=["random"])
     before = play_episodes._cache_size()
     cells = cross_play(again, state, KEY, 16, opponents=["random", *players])
     assert play_episodes._cache_size() == before
     assert len(cells) == 25
-    assert len({float(e.episode_return["runner"].sum()) for (a, b), e in cells.items() if a == "trained"}) > 2
+    assert (
+        len(
+            {
+                float(e.episode_return["runner"].sum())
+                for (a, b), e in cells.items()
+                if a == "trained"
+            }
+        )
+        > 2
+    )
 
 
 def test_a_policy_of_both_groups_has_a_role_in_each():
     learner = make_learner(tiny_config("tag_gridworld", {
         "mixed": tiny_policy("A2C", agents=("runner", "tagger[1]")), "rest": tiny_policy("A2C", agents=("tagger[0]",)),
     }, env_params=GRID))  # fmt: skip
-    assert [role.name for role in roles_of(learner.setup)] == ["mixed/runner", "mixed/tagger", "rest"]
+    assert [role.name for role in roles_of(learner.setup)] == [
+        "mixed/runner",
+        "mixed/tagger",
+        "rest",
+    ]
     state = learner.init(jax.random.key(0))
     cells = cross_play(learner, state, KEY, 8, opponents=["random"])
     assert len(cells) == 8
@@ -122,9 +144,17 @@ def test_a_policy_of_both_groups_has_a_role_in_each():
     np.testing.assert_allclose(both, episodes.group_return["tagger"], rtol=1e-6)
     for name in ("mixed/tagger", "rest"):  # by the name of a role, and of a policy
         replaced = evaluate(learner, state, KEY, 8, greedy=False, players={name: "random"})
-        words = ("trained", *("random" if name == role else "trained" for role in ("mixed/tagger", "rest")))
-        np.testing.assert_array_equal(replaced.group_return["tagger"], cells[words].group_return["tagger"])
-    assert np.any(cells["trained", "random", "trained"].group_return["tagger"] != replaced.group_return["tagger"])
+        words = (
+            "trained",
+            *("random" if name == role else "trained" for role in ("mixed/tagger", "rest")),
+        )
+        np.testing.assert_array_equal(
+            replaced.group_return["tagger"], cells[words].group_return["tagger"]
+        )
+    assert np.any(
+        cells["trained", "random", "trained"].group_return["tagger"]
+        != replaced.group_return["tagger"]
+    )
     whole = evaluate(learner, state, KEY, 8, greedy=False)
     assert whole.agent_return["mixed"].shape == (8, 2)
     assert set(whole.episode_return) == {"mixed", "rest"}
@@ -153,13 +183,19 @@ def test_a_script_of_ones_own(run):
         seen.append((state.x.shape, params.grid_length.shape))
         return jnp.where(jax.random.bernoulli(key), 3, 0)[None]
 
-    played = evaluate(*run, KEY, 32, players={"runner": Player("ups", script=up_or_stay, group="runner")})
+    played = evaluate(
+        *run, KEY, 32, players={"runner": Player("ups", script=up_or_stay, group="runner")}
+    )
     assert set(seen) == {((3,), ())}
     free = played.episode_length == 20
-    hits = -(played.episode_return["runner"][free] - 20 * 0.01) / 0.1  # of 20 tries about 10 are moves, 6 are free
+    hits = (
+        -(played.episode_return["runner"][free] - 20 * 0.01) / 0.1
+    )  # of 20 tries about 10 are moves, 6 are free
     assert 1 < hits.mean() < 7
     assert len(np.unique(np.round(hits))) > 2
-    alone = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C")}, env_params={"by_action": 1.0}))
+    alone = make_learner(
+        tiny_config("probe_signal", {"agent": tiny_policy("A2C")}, env_params={"by_action": 1.0})
+    )
     state = alone.init(jax.random.key(0))
 
     def first(env, state, params, key):
@@ -178,15 +214,24 @@ def test_a_script_of_ones_own(run):
 def test_deterministic_and_gaussian_policies_meet():
     """DDPG against PPO in a box, beside a masked policy; every actor clips to its own box."""
     common = {"clerk": tiny_policy("A2C")}
-    pilots = [PolicyConfig(algorithm=name, network=NetworkConfig(hidden_sizes=(4,))) for name in ("PPO", "DDPG")]
+    pilots = [
+        PolicyConfig(algorithm=name, network=NetworkConfig(hidden_sizes=(4,)))
+        for name in ("PPO", "DDPG")
+    ]
     runs = [make_learner(tiny_config("probe_pair", {"pilot": pilot, **common})) for pilot in pilots]
-    (ppo, a), (ddpg, b) = [(learner, learner.init(jax.random.key(i))) for i, learner in enumerate(runs)]
-    cells = cross_play(ppo, a, KEY, 16, opponents=["random", Player("ddpg", ddpg, b)])  # drawn: some lie outside
+    (ppo, a), (ddpg, b) = [
+        (learner, learner.init(jax.random.key(i))) for i, learner in enumerate(runs)
+    ]
+    cells = cross_play(
+        ppo, a, KEY, 16, opponents=["random", Player("ddpg", ddpg, b)]
+    )  # drawn: some lie outside
     assert len(cells) == 9
     assert all(episodes.episode_info["outside"].sum() == 0 for episodes in cells.values())
     assert all(episodes.episode_info["forbidden"].sum() == 0 for episodes in cells.values())
     alone, there = evaluate(ddpg, b, KEY, 16), cells["ddpg", "ddpg"]
-    np.testing.assert_allclose(there.episode_return["pilot"], alone.episode_return["pilot"], rtol=1e-5)
+    np.testing.assert_allclose(
+        there.episode_return["pilot"], alone.episode_return["pilot"], rtol=1e-5
+    )
     assert np.all(cells["trained", "ddpg"].episode_return["pilot"] != there.episode_return["pilot"])
 
 
@@ -202,8 +247,14 @@ def test_deterministic_and_gaussian_policies_meet():
         ([lambda env, state, params, key: 0], "group must name the group"),
         ([Player("mine", script=abs, group="runers")], "did you mean 'runner'"),
         ([runners(lambda env, state, params, key: jnp.zeros(2, int))], r"\(1,\)"),
-        ([runners(lambda env, state, params, key: jnp.full(1, 0.9))], "have dtype float32: must be int32"),
-        ([runners(lambda env, state, params, key: {"runner": jnp.zeros(1, int)})], "returned a dict: must be an array"),
+        (
+            [runners(lambda env, state, params, key: jnp.full(1, 0.9))],
+            "have dtype float32: must be int32",
+        ),
+        (
+            [runners(lambda env, state, params, key: {"runner": jnp.zeros(1, int)})],
+            "returned a dict: must be an array",
+        ),
     ],
 )
 def test_opponents_are_checked(run, opponents, words):
@@ -214,11 +265,19 @@ def test_opponents_are_checked(run, opponents, words):
 def test_a_player_is_a_run_or_a_script(run):
     learner, state = run
     for wrong in ((learner, None), (state, learner), (None, state)):
-        with pytest.raises(TypeError, match=r"player 'a': learner, state = .*: must be a Learner and its TrainState"):
+        with pytest.raises(
+            TypeError,
+            match=r"player 'a': learner, state = .*: must be a Learner and its TrainState",
+        ):
             Player("a", *wrong)
-    with pytest.raises(ValueError, match=r"player 'a': script = .*: must be None for a player with a learner"):
+    with pytest.raises(
+        ValueError, match=r"player 'a': script = .*: must be None for a player with a learner"
+    ):
         Player("a", learner, state, script=abs)
-    with pytest.raises(TypeError, match="players: must be a mapping from policy or role names to players, not a list"):
+    with pytest.raises(
+        TypeError,
+        match="players: must be a mapping from policy or role names to players, not a list",
+    ):
         evaluate(*run, KEY, 4, players=["random"])
 
 
@@ -227,7 +286,12 @@ def test_actions_of_scripts_are_kept_inside_their_space(run):
     """Far beyond the space is the last action, far below the first."""
     for action, nearest in ((99, 4), (-9, 0)):
         wild, tame = (
-            evaluate(*run, KEY, 8, players={"runner": runners(lambda *_, action=one: jnp.full(1, action))})
+            evaluate(
+                *run,
+                KEY,
+                8,
+                players={"runner": runners(lambda *_, action=one: jnp.full(1, action))},
+            )
             for one in (action, nearest)
         )
         np.testing.assert_array_equal(wild.episode_length, tame.episode_length)
@@ -249,15 +313,23 @@ def test_an_encoder_registered_anew_is_another_program(monkeypatch):
 
     monkeypatch.setattr(encoders, "ENCODERS", dict(encoders.ENCODERS))
     network = dataclasses.replace(NETWORK, encoder="mine", hidden_sizes=())
-    config = tiny_config("probe_signal", {"agent": tiny_policy("A2C", network=network)}, env_params={"by_action": 1.0})
+    config = tiny_config(
+        "probe_signal",
+        {"agent": tiny_policy("A2C", network=network)},
+        env_params={"by_action": 1.0},
+    )
     for sign, expected in ((1.0, 1.0), (-1.0, -1.0)):
         encoders.register_encoder("mine", encoder(sign))
         learner = make_learner(config)
         state = learner.init(jax.random.key(0))
         params = jax.tree.map(jnp.zeros_like, state.policies["agent"].params)
-        params["policy_head"]["kernel"] = jnp.array([[-1.0, 1.0]])  # the second action for what the first class shows
+        params["policy_head"]["kernel"] = jnp.array(
+            [[-1.0, 1.0]]
+        )  # the second action for what the first class shows
         state = state.replace(policies={"agent": state.policies["agent"].replace(params=params)})
-        np.testing.assert_array_equal(evaluate(learner, state, KEY, 4, True).episode_return["agent"], expected)
+        np.testing.assert_array_equal(
+            evaluate(learner, state, KEY, 4, True).episode_return["agent"], expected
+        )
 
 
 def test_other_games_are_refused_in_words(run):
@@ -283,16 +355,27 @@ def test_other_games_are_refused_in_words(run):
 def test_who_sees_the_game_otherwise_plays_on_what_it_was_trained_on(name, shown):
     """Each combination of two runs ends alike, bit for bit, whichever of their games it is played in."""
     policies = {"tagger": tiny_policy("A2C"), "runner": tiny_policy("A2C")}
-    rules = GRID if name == "tag_gridworld" else {"num_taggers": 2, "num_runners": 3, "use_full_observation": False}
-    learners = [make_learner(tiny_config(name, policies, env_params={**rules, **own})) for own in ({}, shown)]
-    plain, other = [(learner, learner.init(jax.random.key(i))) for i, learner in enumerate(learners)]
+    rules = (
+        GRID
+        if name == "tag_gridworld"
+        else {"num_taggers": 2, "num_runners": 3, "use_full_observation": False}
+    )
+    learners = [
+        make_learner(tiny_config(name, policies, env_params={**rules, **own}))
+        for own in ({}, shown)
+    ]
+    plain, other = [
+        (learner, learner.init(jax.random.key(i))) for i, learner in enumerate(learners)
+    ]
     cells = cross_play(*plain, KEY, 8, opponents=[Player("other", *other)], name="plain")
     again = cross_play(*other, KEY, 8, opponents=[Player("plain", *plain)], name="other")
     assert len({float(episodes.agent_return["runner"].sum()) for episodes in cells.values()}) > 1
     for cell, episodes in cells.items():
         jax.tree.map(np.testing.assert_array_equal, vars(episodes), vars(again[cell]))
     episode = record_episode(*plain, KEY, players={"runner": Player("other", *other)})
-    assert {role: shown["probs"].shape[1] for role, shown in episode.choice.items()} == plain[0].env.groups
+    assert {role: shown["probs"].shape[1] for role, shown in episode.choice.items()} == plain[
+        0
+    ].env.groups
 
 
 # --- networks from outside ---
@@ -310,13 +393,19 @@ def test_a_network_from_outside_plays_on_what_learned_policies_see(run):
     network = Player("walks", network=walks, group="runner", memory=jnp.int32(0))
     walker = trained_policy(learner, always(learner, state, runner=1), "runner")
     players = [network, Player("walker", network=walker)]
-    cells = cross_play(learner, state, KEY, 8, greedy=True, opponents={"runner": players}, name="mine")
+    cells = cross_play(
+        learner, state, KEY, 8, greedy=True, opponents={"runner": players}, name="mine"
+    )
     assert set(seen) == {((8, 1, *walker.observation_space.shape), (8, 1), True)}
     assert list(cells) == [("mine", "mine"), ("mine", "walks"), ("mine", "walker")]
     paid = {cell[1]: episodes.episode_return["runner"] for cell, episodes in cells.items()}
-    walked = (cells["mine", "walks"].episode_length == 20) & (cells["mine", "walker"].episode_length == 20)
+    walked = (cells["mine", "walks"].episode_length == 20) & (
+        cells["mine", "walker"].episode_length == 20
+    )
     assert walked.any()
-    np.testing.assert_allclose(paid["walks"][walked] - paid["walker"][walked], 0.1, rtol=1e-3)  # a push less
+    np.testing.assert_allclose(
+        paid["walks"][walked] - paid["walker"][walked], 0.1, rtol=1e-3
+    )  # a push less
 
 
 @pytest.mark.slow

@@ -47,7 +47,9 @@ def a_policy(**changes):
     if learner.config.policies["agent"].normalize_observation:
         known = state.policies["agent"].normalizer
         mean = jnp.array([0.5, -1.0, 2.0, 0.0])
-        known = known.replace(obs=known.obs.replace(mean=mean, variance=jnp.array([1.0, 4.0, 0.25, 9.0])))
+        known = known.replace(
+            obs=known.obs.replace(mean=mean, variance=jnp.array([1.0, 4.0, 0.25, 9.0]))
+        )
         state = state.replace(policies={"agent": state.policies["agent"].replace(normalizer=known)})
     return learner, state, trained_policy(learner, state)
 
@@ -60,7 +62,9 @@ def normalised():
 @pytest.mark.slow
 def test_it_acts_as_in_an_episode_of_the_run(normalised):
     learner, state, policy = normalised
-    episode = record_episode(learner, state, jax.random.key(1), greedy=True, max_steps=5, observations=True)
+    episode = record_episode(
+        learner, state, jax.random.key(1), greedy=True, max_steps=5, observations=True
+    )
     action, memory = jax.jit(policy.act)(episode.obs)
     assert memory is None
     np.testing.assert_array_equal(action, episode.action)
@@ -74,7 +78,9 @@ def test_leading_axes_keys_and_arguments(normalised):
     whole = act(policy, OBS, key)
     assert whole.shape == (3, 2)
     np.testing.assert_array_equal(whole, act(policy, OBS, key))
-    shares = np.mean([act(policy, np.broadcast_to(OBS[0, 0], (500, 4)), jax.random.key(i)) for i in range(4)])
+    shares = np.mean(
+        [act(policy, np.broadcast_to(OBS[0, 0], (500, 4)), jax.random.key(i)) for i in range(4)]
+    )
     assert 0.2 < shares < 0.8  # drawn: the head's gain is 0.01
     assert policy.act(OBS[0, 0])[0].shape == ()
     for wrong in (OBS[..., :3], {"obs": OBS}, OBS[0, 0, 0]):
@@ -106,18 +112,28 @@ def test_what_is_exported_acts_alike_without_wdjax(tmp_path):
     """Its function by jax alone, its arrays by NumPy alone."""
     pytest.importorskip("flatbuffers")
     policy = a_policy(**NORMALISED, **{"policies.agent.network.activation": "tanh"})[2]
-    policy.learned.params["policy_head"]["kernel"] *= 100  # far from even: no rounding changes an action
+    policy.learned.params["policy_head"]["kernel"] *= (
+        100  # far from even: no rounding changes an action
+    )
     there = np.array([0.5, -1.0, 2.0, 0.0], np.float32)
-    obs = there + np.concatenate([OBS[:, 0], -OBS[:, 0]])  # tanh without biases is odd: the two halves act differently
+    obs = there + np.concatenate(
+        [OBS[:, 0], -OBS[:, 0]]
+    )  # tanh without biases is odd: the two halves act differently
     np.save(tmp_path / "obs.npy", obs)
     export_policy(policy, tmp_path)
-    done = subprocess.run([sys.executable, "-c", OUTSIDE, tmp_path], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, tmp_path], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     best, drawn, by_hand = map(np.array, json.loads(done.stdout))
     np.testing.assert_array_equal(best, policy.act(obs)[0])
     np.testing.assert_array_equal(best, by_hand)
-    keys = jax.random.wrap_key_data(np.arange(12, dtype=np.uint32).reshape(6, 2), impl="threefry2x32")
-    np.testing.assert_array_equal(drawn, jax.vmap(lambda obs, key: policy.act(obs, None, key)[0])(obs, keys))
+    keys = jax.random.wrap_key_data(
+        np.arange(12, dtype=np.uint32).reshape(6, 2), impl="threefry2x32"
+    )
+    np.testing.assert_array_equal(
+        drawn, jax.vmap(lambda obs, key: policy.act(obs, None, key)[0])(obs, keys)
+    )
     np.testing.assert_array_equal(best[3:], 1 - best[:3])
 
 
@@ -145,7 +161,10 @@ def test_a_run_is_loaded_and_exported(tmp_path, no_pictures, capsys):
 @pytest.mark.parametrize(
     ("obs", "words"),
     [
-        (None, r"^obs shapes = None: must be \(4,\), the shapes for one agent, after any leading axes"),
+        (
+            None,
+            r"^obs shapes = None: must be \(4,\), the shapes for one agent, after any leading axes",
+        ),
         ({}, r"^obs shapes = {}: must be"),
         ([0.0] * 4, r"^obs shapes = \[\(\), \(\), \(\), \(\)\]: must be"),
         (np.zeros((0, 4)), r"^obs shapes = \(0, 4\): must be .* \(none of size 0\)"),

@@ -42,9 +42,13 @@ def test_a_multi_discrete_policy_with_a_mask_beside_a_gaussian():
     learner, state = make("probe_pair", {"pilot": tiny_policy("PPO"), "clerk": tiny_policy("A2C")})
     episode = record_episode(learner, state, KEY, observations=True)
     check_ends(episode, 3)
-    np.testing.assert_array_equal(episode.truncated["clerk"], [[False] * 3, [False] * 3, [True] * 3])
+    np.testing.assert_array_equal(
+        episode.truncated["clerk"], [[False] * 3, [False] * 3, [True] * 3]
+    )
     assert not episode.terminated["pilot"].any()
-    np.testing.assert_array_equal(episode.obs["pilot"][:, :, 0], episode.states.signal[:3, None].repeat(2, axis=1))
+    np.testing.assert_array_equal(
+        episode.obs["pilot"][:, :, 0], episode.states.signal[:3, None].repeat(2, axis=1)
+    )
     probs, mask = episode.choice["clerk"]["probs"], episode.obs["clerk"]["action_mask"]
     assert probs.shape == (3, 3, 5)
     np.testing.assert_array_equal(probs > 0, mask > 0)
@@ -57,15 +61,23 @@ def test_a_multi_discrete_policy_with_a_mask_beside_a_gaussian():
     pilot = episode.choice["pilot"]
     np.testing.assert_allclose(pilot["std"], 1.0)  # exp of 0, before any training
     greedy = record_episode(learner, state, KEY, greedy=True, random=("clerk",))
-    np.testing.assert_allclose(greedy.action["pilot"], np.clip(greedy.choice["pilot"]["mean"], -1, 1), rtol=1e-6)
+    np.testing.assert_allclose(
+        greedy.action["pilot"], np.clip(greedy.choice["pilot"]["mean"], -1, 1), rtol=1e-6
+    )
     assert list(greedy.choice) == ["pilot"]  # random play has no choice to describe
     assert greedy.obs is None
 
 
 def test_a_recurrent_policy_remembers_from_step_to_step():
-    network = NetworkConfig(hidden_sizes=(4,), activation="tanh", recurrent_size=4, initializer="lecun")
-    learner, state = make("probe_signal", {"agent": tiny_policy("A2C", network=network)}, episode_length=6)
-    bigger = jax.tree.map(lambda leaf: 3.0 * leaf, state.policies["agent"].params)  # so that memory shows
+    network = NetworkConfig(
+        hidden_sizes=(4,), activation="tanh", recurrent_size=4, initializer="lecun"
+    )
+    learner, state = make(
+        "probe_signal", {"agent": tiny_policy("A2C", network=network)}, episode_length=6
+    )
+    bigger = jax.tree.map(
+        lambda leaf: 3.0 * leaf, state.policies["agent"].params
+    )  # so that memory shows
     policy = state.policies["agent"].replace(params=bigger)
     state = state.replace(policies={"agent": policy})
     episode = record_episode(learner, state, KEY, greedy=True, observations=True)
@@ -133,8 +145,12 @@ def test_keys_in_a_state_are_recorded_as_numbers(monkeypatch):
 
 
 def test_arrays_for_numpy(tmp_path):
-    learner, state = make("tag_gridworld", {name: tiny_policy("A2C") for name in ("tagger", "runner")}, num_taggers=2)
-    episode = record_episode(learner, state, KEY, players={"tagger": "chase_nearest"}, observations=True)
+    learner, state = make(
+        "tag_gridworld", {name: tiny_policy("A2C") for name in ("tagger", "runner")}, num_taggers=2
+    )
+    episode = record_episode(
+        learner, state, KEY, players={"tagger": "chase_nearest"}, observations=True
+    )
     with np.load(episode.to_npz(tmp_path / "new" / "episode.npz")) as file:
         assert sorted(file) == sorted([
             *(f"{part}/{group}" for group in ("tagger", "runner") for part in (
@@ -170,7 +186,10 @@ def test_an_episode_by_a_program_that_was_compiled_from_shapes_is_the_same(tmp_p
         np.testing.assert_array_equal, record_episode(learner, state, KEY),
         record_episode(learner, state, KEY, program=program),
     )  # fmt: skip
-    for suffix, options in ((".npz", {}), (".gif", {"greedy": True})):  # which ask for more than the program gives
+    for suffix, options in (
+        (".npz", {}),
+        (".gif", {"greedy": True}),
+    ):  # which ask for more than the program gives
         files = [tmp_path / f"{name}{suffix}" for name in ("without", "with")]
         for file, own in zip(files, (None, program), strict=True):
             save_episode(learner, state, file, program=own, **options)

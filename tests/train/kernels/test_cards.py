@@ -21,11 +21,19 @@ from wdjax.train.host.programs import compile_and_init, lower_chunk, telling, wo
 from wdjax.train.learner.init import abstract_state
 
 SMALL = {"num_envs": 16, "rollout_length": 4, "devices": 1, "num_blocks": 1}
-FEW = {"env_params.num_taggers": 2, "env_params.num_runners": 6, "env_params.num_other_agents_observed": 3}
+FEW = {
+    "env_params.num_taggers": 2,
+    "env_params.num_runners": 6,
+    "env_params.num_other_agents_observed": 3,
+}
 HIDDEN = {f"policies.{name}.network.hidden_sizes": [256, 256] for name in ("tagger", "runner")}
 PROGRAMS = {  # preset, changes, kernels
     "narrow": ("cartpole_ppo", {"policies.agent.minibatches": 1}, {"scan_replicas", "gradient"}),
-    "wide": ("tag_continuous", {**FEW, **HIDDEN}, {"nearest_neighbors", "act", "wide_forward", "wide_backward"}),
+    "wide": (
+        "tag_continuous",
+        {**FEW, **HIDDEN},
+        {"nearest_neighbors", "act", "wide_forward", "wide_backward"},
+    ),
 }
 
 
@@ -45,7 +53,9 @@ def update_of(preset, **changes):
     return functools.partial(learner.update), jax.eval_shape(learner.init, jax.random.key(0))
 
 
-@pytest.mark.parametrize("card", [CARDS[0], *(pytest.param(card, marks=pytest.mark.slow) for card in CARDS[1:])])
+@pytest.mark.parametrize(
+    "card", [CARDS[0], *(pytest.param(card, marks=pytest.mark.slow) for card in CARDS[1:])]
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_update_lowers_for_every_card(program, card, as_on_a_gpu):
     preset, changes, kernels = PROGRAMS[program]
@@ -73,7 +83,10 @@ def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
         "Plain XLA: whole rollouts (sort: this primitive is not supported in kernels)"
     )
     recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
-    assert "none. Plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of" in recurrent
+    assert (
+        "none. Plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of"
+        in recurrent
+    )
     deep = heard("cartpole_ppo", **{"policies.agent.network.head_hidden_sizes": [8]})
     assert "whole rollouts (agent: head_hidden_sizes [8]); acting of agent, learning of" in deep
 
@@ -88,7 +101,10 @@ class Sorted(PPO):
 
 
 def test_a_loss_of_ones_own_that_a_kernel_cannot_hold_is_left_to_plain_xla(as_on_a_gpu):
-    changes = {"policies.agent.algorithm": f"{__name__}:Sorted", "policies.agent.network.hidden_sizes": [16]}
+    changes = {
+        "policies.agent.algorithm": f"{__name__}:Sorted",
+        "policies.agent.network.hidden_sizes": [16],
+    }
     update, state = update_of("cartpole_ppo", **changes)
     with listening() as decisions:
         text = lowered(update, state)
@@ -114,7 +130,9 @@ def test_it_says_so_once(as_on_a_gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["lowered", "compiled"])
-def test_kernels_that_fail_for_a_reason_that_nobody_foresaw_cost_no_run(when, as_on_a_gpu, monkeypatch, quick_compile):
+def test_kernels_that_fail_for_a_reason_that_nobody_foresaw_cost_no_run(
+    when, as_on_a_gpu, monkeypatch, quick_compile
+):
     def fails(*arguments, **named):
         if support.why_no_kernels() is None:
             raise RuntimeError("no such\n instruction")
@@ -122,8 +140,12 @@ def test_kernels_that_fail_for_a_reason_that_nobody_foresaw_cost_no_run(when, as
 
     compiles = programs.compile_lowered
     monkeypatch.setattr(support, "_FAILED", [])
-    monkeypatch.setattr(*((pallas, "call") if when == "lowered" else (programs, "compile_lowered")), fails)
-    learner = make_learner(load_config("cartpole_ppo", **SMALL, **{"policies.agent.minibatches": 1}))
+    monkeypatch.setattr(
+        *((pallas, "call") if when == "lowered" else (programs, "compile_lowered")), fails
+    )
+    learner = make_learner(
+        load_config("cartpole_ppo", **SMALL, **{"policies.agent.minibatches": 1})
+    )
     said = []
     with telling(said.append):
         state, program, _ = compile_and_init(learner, abstract_state(learner.setup), 0, 2)
@@ -151,7 +173,12 @@ def test_what_fails_without_kernels_too_is_raised_as_it_was(as_on_a_gpu, monkeyp
 
 @pytest.mark.slow
 def test_the_trainer_says_so(as_on_a_gpu, tmp_path, capsys, quick_compile):
-    changes = {"kernels": False, "total_env_steps": 3 * 64, "updates_per_chunk": 2, "policies.agent.minibatches": 1}
+    changes = {
+        "kernels": False,
+        "total_env_steps": 3 * 64,
+        "updates_per_chunk": 2,
+        "policies.agent.minibatches": 1,
+    }
     trainer = Trainer(load_config("cartpole_ppo", **SMALL, **changes), tmp_path / "run")
     trainer.draw = lambda: None
     trainer.train()
@@ -181,7 +208,9 @@ for kernels in (True, False):
 
 @pytest.mark.slow
 def test_without_pallas_triton_all_is_plain_xla():
-    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=300, check=False
+    )
     assert run.returncode == 0, run.stderr
     neighbours, why, *traced = run.stdout.splitlines()
     assert neighbours == "[[2], [2], [0]]"

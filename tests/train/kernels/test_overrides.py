@@ -25,7 +25,12 @@ from wdjax.train.networks.encoders import FlatEncoder
 from wdjax.train.rollout import draws
 from wdjax.train.state.policy import Policy
 
-SMALL = {"num_envs": 16, "rollout_length": 4, "policies.agent.minibatches": 1, "policies.agent.epochs": 1}
+SMALL = {
+    "num_envs": 16,
+    "rollout_length": 4,
+    "policies.agent.minibatches": 1,
+    "policies.agent.epochs": 1,
+}
 SAME, TRACED, NONE = "the built-in kernel", "a kernel of the override", "plain XLA"
 # override -> what whole rollouts, acting (where rollouts are no kernel) and learning run by
 EXPECTED = {
@@ -55,7 +60,9 @@ def payloads(name):
 
 def payloads_of(learner):
     before = jax.config.jax_traceback_in_locations_limit
-    jax.config.update("jax_traceback_in_locations_limit", 0)  # else a kernel's text holds names of files
+    jax.config.update(
+        "jax_traceback_in_locations_limit", 0
+    )  # else a kernel's text holds names of files
     try:
         text = lowered(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
     finally:
@@ -63,7 +70,9 @@ def payloads_of(learner):
     found = {}
     for line in text.splitlines():
         if "xla.gpu.triton" in line:
-            found.setdefault(re.search(r'name = "(\w+)"', line)[1], set()).add(line[line.index("backend_config") :])
+            found.setdefault(re.search(r'name = "(\w+)"', line)[1], set()).add(
+                line[line.index("backend_config") :]
+            )
     return found
 
 
@@ -90,7 +99,10 @@ def test_no_kernel_computes_a_function_that_is_overridden(by_step, monkeypatch):
         assert programs.keys() <= set(kernels)
         for kernel, texts in programs.items():
             assert texts == built_in[kernel] or not texts & built_in[kernel], (name, kernel)
-    ways = {name: tuple(how(kernel, programs, built_in) for kernel in kernels) for name, programs in found.items()}
+    ways = {
+        name: tuple(how(kernel, programs, built_in) for kernel in kernels)
+        for name, programs in found.items()
+    }
     assert ways == {name: (way[place], way[2]) for name, way in EXPECTED.items()}
 
 
@@ -189,12 +201,19 @@ def test_a_custom_environment_keeps_its_kernels(registry):
 def test_custom_games_keep_their_kernels(registry):
     ring = own_game.game()
     assert count_of(dataclasses.replace(ring, **OWN)) == {}  # deep sets
-    flat = {"hunter": PolicyConfig(network=NETWORK), "prey": PolicyConfig(algorithm="A2C", network=NETWORK)}
+    flat = {
+        "hunter": PolicyConfig(network=NETWORK),
+        "prey": PolicyConfig(algorithm="A2C", network=NETWORK),
+    }
     kernels = {"scan_replicas": 1, "gradient": 2}
     assert count_of(dataclasses.replace(ring, policies=flat, **OWN)) == kernels
     nearby = {"act": 1, "nearest_neighbors": 1}  # runners that never learn act by a kernel
     assert count_of(dataclasses.replace(own_network.game("nearby"), **OWN)) == nearby
-    assert count_of(dataclasses.replace(own_network.game("flat"), **OWN)) == {**nearby, "act": 2, "gradient": 1}
+    assert count_of(dataclasses.replace(own_network.game("flat"), **OWN)) == {
+        **nearby,
+        "act": 2,
+        "gradient": 1,
+    }
 
 
 def count_of(config):
@@ -213,7 +232,9 @@ def interpreted(monkeypatch):
 
     monkeypatch.setattr(pallas, "call", interpret)
     monkeypatch.setattr(pallas, "approx_tanh", jnp.tanh)
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *operands, default, cuda: cuda(*operands))
+    monkeypatch.setattr(
+        jax.lax, "platform_dependent", lambda *operands, default, cuda: cuda(*operands)
+    )
     return names
 
 

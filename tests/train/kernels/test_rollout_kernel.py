@@ -26,7 +26,13 @@ def gridworld(**tagger):
         "tagger": {"algorithm": "PPO", "network": {**SMALL, "shared_trunk": False}, **tagger},
         "runner": {"algorithm": "A2C", "network": SMALL, "trainable": False},
     }
-    base = {"env": "tag_gridworld", "env_params": LINE, "num_envs": 6, "num_blocks": 3, "rollout_length": 7}
+    base = {
+        "env": "tag_gridworld",
+        "env_params": LINE,
+        "num_envs": 6,
+        "num_blocks": 3,
+        "rollout_length": 7,
+    }
     return from_mapping(TrainConfig, {**base, "policies": policies})
 
 
@@ -53,12 +59,20 @@ SLOW = {
     "cartpole, a pool of one": lambda: pooled("cartpole", 1),
     "acrobot, a pool": lambda: pooled("acrobot", 1000),
     "mountain_car, a pool of many": lambda: pooled("mountain_car", 10_000),
-    "tag_gridworld, a pool": lambda: pooled("tag_gridworld_with_reset_pool", 1000, **{"env_params.grid_length": 4}),
-    "tag_gridworld, one start": lambda: pooled("tag_gridworld", "fixed", **{"env_params.grid_length": 4}),
-    "normalized": lambda: preset("cartpole_ppo", **limit(5), **{"policies.agent.normalize_observation": True}),
+    "tag_gridworld, a pool": lambda: pooled(
+        "tag_gridworld_with_reset_pool", 1000, **{"env_params.grid_length": 4}
+    ),
+    "tag_gridworld, one start": lambda: pooled(
+        "tag_gridworld", "fixed", **{"env_params.grid_length": 4}
+    ),
+    "normalized": lambda: preset(
+        "cartpole_ppo", **limit(5), **{"policies.agent.normalize_observation": True}
+    ),
 }
 CASES = {
-    "cartpole, a pool": lambda: pooled("cartpole", 1000, **{"policies.agent.network.hidden_sizes": [16]}),
+    "cartpole, a pool": lambda: pooled(
+        "cartpole", 1000, **{"policies.agent.network.hidden_sizes": [16]}
+    ),
     **SLOW,
 }
 
@@ -79,7 +93,9 @@ def both(config, members=0):
 
 def run_by(play, setup, state, key):
     with pytest.MonkeyPatch.context() as patch:
-        if play is not play_by_scan:  # products have a form of their own on a CPU, which no kernel takes
+        if (
+            play is not play_by_scan
+        ):  # products have a form of their own on a CPU, which no kernel takes
             patch.setattr(jax, "default_backend", lambda: "gpu")
         return rollout(setup, state, key, play)
 
@@ -90,7 +106,9 @@ def play_by_replica(given, carry, keys):
 
 def assert_same(expected, found):
     assert jax.tree.structure(expected) == jax.tree.structure(found)
-    for (path, a), b in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True):
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True
+    ):
         where = jax.tree_util.keystr(path)
         assert (a.shape, a.dtype) == (b.shape, b.dtype), where
         if a.dtype == jnp.float32:
@@ -101,7 +119,9 @@ def assert_same(expected, found):
             np.testing.assert_array_equal(b, a, err_msg=where)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 def test_kernel_against_scan(name):
     expected, found = both(CASES[name]())
     assert expected[1].over.sum() >= 2  # there are resets
@@ -117,9 +137,13 @@ def test_kernel_under_vmap():
 
 
 def test_an_update_on_a_gpu_has_the_kernel_and_one_on_a_cpu_not(monkeypatch):
-    learner = make_learner(preset("cartpole", reset=1000, **{"policies.agent.network.hidden_sizes": [16]}))
+    learner = make_learner(
+        preset("cartpole", reset=1000, **{"policies.agent.network.hidden_sizes": [16]})
+    )
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    assert "pallas" not in str(jax.make_jaxpr(functools.partial(rollout, learner.setup))(state, jax.random.key(0)))
+    assert "pallas" not in str(
+        jax.make_jaxpr(functools.partial(rollout, learner.setup))(state, jax.random.key(0))
+    )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     members = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
     for update, start in ((learner.update, state), (jax.vmap(learner.update), members)):
@@ -131,7 +155,9 @@ def own(**changes):
 
 
 REFUSED = {
-    "recurrent": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.recurrent_size": 8})),
+    "recurrent": lambda: preset(
+        "cartpole_ppo", **own(**{"policies.agent.network.recurrent_size": 8})
+    ),
     "wide": lambda: preset("cartpole_ppo", **own(**{"policies.agent.network.hidden_sizes": [128]})),
     "continuous": lambda: load_config("pendulum_warpdrive", num_envs=4, reset="fresh"),
     "many": lambda: preset("tag_gridworld", **{"env_params.num_taggers": 8}),

@@ -106,18 +106,25 @@ def play(learner, state, num_updates):
 
 def with_params(state, **changes):
     """Returns a state whose environment has other parameters: they are traced, so nothing compiles again."""
-    params = {name: jnp.asarray(value, getattr(state.env_params, name).dtype) for name, value in changes.items()}
+    params = {
+        name: jnp.asarray(value, getattr(state.env_params, name).dtype)
+        for name, value in changes.items()
+    }
     return state.replace(env_params=state.env_params.replace(**params))
 
 
 def plain(tree):
     is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+    return jax.tree.map(
+        lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree
+    )
 
 
 def counted(state):
     """Returns a state without the rows of replays, in which what does not count may stand."""
-    return plain(state.replace(memory={name: without_rows(memory) for name, memory in state.memory.items()}))
+    return plain(
+        state.replace(memory={name: without_rows(memory) for name, memory in state.memory.items()})
+    )
 
 
 def assert_same(a, b):
@@ -125,7 +132,9 @@ def assert_same(a, b):
 
 
 def words(learner, metrics):
-    return [describe_bad_numbers(learner.setup, code) for code in np.asarray(metrics["bad_numbers"])]
+    return [
+        describe_bad_numbers(learner.setup, code) for code in np.asarray(metrics["bad_numbers"])
+    ]
 
 
 # --- what is found ---
@@ -160,7 +169,9 @@ STEPS = [
     # the next gradient step of the same update has lost its parameters already, where there is one
     ("A2C", {"pilot.learning_rate": np.inf}, "non-finite parameters of policy 'pilot'"),
     ("A2C", {"pilot.max_grad_norm": np.nan}, "non-finite parameters of policy 'pilot'"),
-    slow("DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "non-finite losses of policy 'pilot'"),
+    slow(
+        "DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "non-finite losses of policy 'pilot'"
+    ),
     slow("DDPG", {"pilot.gamma": np.nan}, "non-finite losses of policy 'pilot'"),
 ]
 
@@ -202,7 +213,9 @@ def test_nothing_to_report_is_no_bad_number():
     assert describe_bad_numbers(learner.setup, 0) == ""
 
 
-@pytest.mark.parametrize(("name", "said"), [("dead_obs", "observations"), ("dead_reward", "rewards")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("dead_obs", "observations"), ("dead_reward", "rewards")]
+)
 def test_what_dead_agents_see_and_get_must_be_finite_too(name, said):
     learner = leavers()
     _, metrics = play(learner, with_params(learner.init(KEY), **{name: 1e6}), 2)
@@ -227,27 +240,41 @@ def test_what_stands_in_metrics_and_statistics_is_looked_at():
         return look_at_steps(policy, state, after, fine | changes).tolist()
 
     def with_variance(value):
-        normalizer = jax.tree.map(lambda leaf: leaf.at[...].set(value) if leaf.ndim else leaf, state.normalizer)
+        normalizer = jax.tree.map(
+            lambda leaf: leaf.at[...].set(value) if leaf.ndim else leaf, state.normalizer
+        )
         return state.replace(normalizer=normalizer)
 
     assert look() == [False, False, False, False]
     assert look(grad_norm=jnp.float32(jnp.inf)) == [False, True, False, False]
     assert look(loss=jnp.float32(jnp.nan)) == [True, False, False, False]
-    assert look(loss=jnp.float32(jnp.nan), gradient_steps=jnp.int32(0)) == [False, False, False, False]
+    assert look(loss=jnp.float32(jnp.nan), gradient_steps=jnp.int32(0)) == [
+        False,
+        False,
+        False,
+        False,
+    ]
     assert look(with_variance(jnp.inf)) == [False, False, True, False]
 
 
 def test_the_first_cause_of_any_policy_is_named():
     rows, steps = np.zeros((2, 2), bool), np.zeros((2, 4), bool)
     steps[0, 0] = rows[1, 1] = True  # the losses of the first policy, the rewards of the second
-    assert first_bad([*jnp.array(rows)], [*jnp.array(steps)]) == 1 + 2 * QUANTITIES.index("rewards") + 1
-    assert first_bad([*jnp.array(rows * False)], [*jnp.array(steps)]) == 1 + 2 * QUANTITIES.index("losses")
+    assert (
+        first_bad([*jnp.array(rows)], [*jnp.array(steps)])
+        == 1 + 2 * QUANTITIES.index("rewards") + 1
+    )
+    assert first_bad([*jnp.array(rows * False)], [*jnp.array(steps)]) == 1 + 2 * QUANTITIES.index(
+        "losses"
+    )
     assert first_bad([], []) == 0
 
 
 def test_every_quantity_has_advice():
     learner = learner_of("A2C")
-    sentences = [describe_bad_numbers(learner.setup, code) for code in range(1, 2 * len(QUANTITIES) + 1)]
+    sentences = [
+        describe_bad_numbers(learner.setup, code) for code in range(1, 2 * len(QUANTITIES) + 1)
+    ]
     for i, quantity in enumerate(QUANTITIES):
         assert sentences[2 * i].startswith(f"non-finite {quantity} of policy 'pilot': ")
         assert sentences[2 * i + 1].startswith(f"non-finite {quantity} of policy 'clerk': ")
@@ -282,7 +309,9 @@ def test_each_member_of_a_population_stops_for_itself():
     states = states.replace(env_params=params)
     last, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=5)))(states)
     np.testing.assert_array_equal(last.num_updates, [5, BAD - 1, 5])
-    np.testing.assert_array_equal(np.sum(np.asarray(metrics["bad_numbers"]) > 0, axis=1), [0, 5 - BAD + 1, 0])
+    np.testing.assert_array_equal(
+        np.sum(np.asarray(metrics["bad_numbers"]) > 0, axis=1), [0, 5 - BAD + 1, 0]
+    )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
 
 
@@ -299,11 +328,14 @@ def test_devices_agree():
     state = two.init(KEY)  # what only the last device sees, all know of
     clerk = state.obs["clerk"]
     signal = clerk["signal"].at[-1].set(jnp.nan)
-    _, metrics = play(two, state.replace(obs={**state.obs, "clerk": {**clerk, "signal": signal}}), 1)
+    _, metrics = play(
+        two, state.replace(obs={**state.obs, "clerk": {**clerk, "signal": signal}}), 1
+    )
     assert words(two, metrics)[0].startswith("non-finite observations of policy 'clerk'")
 
 
 # --- the trainer ---
+
 
 @pytest.fixture(scope="module")
 def ended_run(tmp_path_factory):
@@ -323,7 +355,11 @@ def test_trainer_saves_the_last_good_state_and_says_what_was_bad(ended_run):
     learner, saved = load_run(folder)
     good, _ = play(learner, learner.init(jax.random.key(config.seed)), 3)
     # another program than the run's: the last bit may differ
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-9), counted(saved), counted(good))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-9),
+        counted(saved),
+        counted(good),
+    )
     assert not (folder / "curves.png").exists()
 
 
@@ -335,10 +371,16 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
         Trainer(config, folder, resume=True, quiet=True).train()
     assert str(error.value) == said
     assert (folder / "metrics.jsonl").read_text() == lines
-    other = dataclasses.replace(config, policies={"agent": dataclasses.replace(config.policies["agent"], gamma=0.5)})
-    with pytest.raises(ValueError, match=r"policies\.agent\.gamma = 0\.5: the run in .* was started with 0\.7"):
+    other = dataclasses.replace(
+        config, policies={"agent": dataclasses.replace(config.policies["agent"], gamma=0.5)}
+    )
+    with pytest.raises(
+        ValueError, match=r"policies\.agent\.gamma = 0\.5: the run in .* was started with 0\.7"
+    ):
         Trainer(other, folder, resume=True)
-    config = dataclasses.replace(config, on_bad_numbers="skip", total_env_steps=4 * toy_clock.STEPS_OF_UPDATE)
+    config = dataclasses.replace(
+        config, on_bad_numbers="skip", total_env_steps=4 * toy_clock.STEPS_OF_UPDATE
+    )
     state = Trainer(config, folder, resume=True, quiet=True).train()
     assert int(state.num_updates) == 4
     *_, last = read_metrics(folder / "metrics.jsonl")
@@ -348,8 +390,13 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
 
 def test_skip_ends_where_updates_stay_bad(tmp_path):
     # the clock stands still before its bad step, whatever is drawn: updates 1 to 3 are sound, and no later one
-    config = toy_clock.run_config(on_bad_numbers="skip", total_env_steps=30 * toy_clock.STEPS_OF_UPDATE)
-    with pytest.raises(BadNumbersError, match=r"^update 14 and the 10 before it: non-finite rewards of policy 'agent'"):
+    config = toy_clock.run_config(
+        on_bad_numbers="skip", total_env_steps=30 * toy_clock.STEPS_OF_UPDATE
+    )
+    with pytest.raises(
+        BadNumbersError,
+        match=r"^update 14 and the 10 before it: non-finite rewards of policy 'agent'",
+    ):
         Trainer(config, tmp_path / "run", quiet=True).train()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["skipped_updates"] for row in rows] == [0, 1, 2, 2, 2, 2, 2]
@@ -365,7 +412,9 @@ def test_bad_updates_in_a_row_are_counted_over_chunks(codes, before, streak):
 
 
 def test_metrics_of_bad_updates_are_left_out():
-    metrics, codes = sound_updates({"loss": np.array([1.0, 2.0, 3.0]), "bad_numbers": np.array([0, 4, 0])})
+    metrics, codes = sound_updates(
+        {"loss": np.array([1.0, 2.0, 3.0]), "bad_numbers": np.array([0, 4, 0])}
+    )
     assert list(metrics) == ["loss"]
     np.testing.assert_array_equal(metrics["loss"], [1, 3])
     np.testing.assert_array_equal(codes, [0, 4, 0])
@@ -373,5 +422,14 @@ def test_metrics_of_bad_updates_are_left_out():
 
 def test_when_a_run_ends():
     stop, skip = (toy_clock.run_config(on_bad_numbers=answer) for answer in ("stop", "skip"))
-    assert [ends_run(stop, np.array(codes), 0) for codes in ([0, 0], [0, 1], [1, 0])] == [False, True, True]
-    assert [ends_run(skip, np.array([0, 1]), streak) for streak in (1, 9, 10, 11)] == [False, False, True, True]
+    assert [ends_run(stop, np.array(codes), 0) for codes in ([0, 0], [0, 1], [1, 0])] == [
+        False,
+        True,
+        True,
+    ]
+    assert [ends_run(skip, np.array([0, 1]), streak) for streak in (1, 9, 10, 11)] == [
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -16,7 +16,9 @@ STEPS = 8 * 6  # env steps of an update
 GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
 
 
-@pytest.fixture(scope="module", params=["quickly", pytest.param("as users do", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["quickly", pytest.param("as users do", marks=pytest.mark.slow)]
+)
 def learner(request):
     """One agent, PPO, time limits; the slow tests compile it as users compile it."""
     before = jax.config.read("jax_disable_most_optimizations")
@@ -36,7 +38,9 @@ def is_key(leaf):
 
 def plain(tree):
     """Returns a tree of NumPy arrays, typed keys as their data."""
-    return jax.tree.map(lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+    return jax.tree.map(
+        lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree
+    )
 
 
 def assert_equal(a, b):
@@ -57,7 +61,9 @@ def test_a_run_in_parts_is_the_whole_run(learner, state):
 
 
 def test_what_is_no_key_or_no_state_is_refused(learner, state):
-    with pytest.raises(TypeError, match=r"must be a typed key\. Create it with jax.random.key\(seed\)"):
+    with pytest.raises(
+        TypeError, match=r"must be a typed key\. Create it with jax.random.key\(seed\)"
+    ):
         learner.init(0)
     with pytest.raises(TypeError, match="key = 1: must be a typed key"):
         evaluate(learner, state, 1)
@@ -92,13 +98,17 @@ def test_first_state_depends_on_the_key_alone(learner, state):
     assert_equal(learner.init(jax.random.key(3)), state)
     other = learner.init(jax.random.key(4))
     for part in ("policies", "replicas", "key"):
-        leaves = zip(*(jax.tree.leaves(plain(getattr(s, part))) for s in (state, other)), strict=True)
+        leaves = zip(
+            *(jax.tree.leaves(plain(getattr(s, part))) for s in (state, other)), strict=True
+        )
         assert any(np.any(np.not_equal(a, b)) for a, b in leaves), part
 
 
 def test_every_update_draws_new_numbers(learner, state):
     after, first = learner.update(state)
-    _, second = learner.update(after.replace(replicas=state.replicas, obs=state.obs, policies=state.policies))
+    _, second = learner.update(
+        after.replace(replicas=state.replicas, obs=state.obs, policies=state.policies)
+    )
     assert first["agent/reward_mean"] != second["agent/reward_mean"]
 
 
@@ -118,7 +128,13 @@ def test_nothing_recompiles(learner, state):
 def test_metrics_of_a_run_are_one_number_an_update(learner, state):
     _, metrics = learner.run(state, num_updates=4)
     assert all(leaf.shape == (4,) for leaf in jax.tree.leaves(metrics))
-    assert {"episodes", "episode_length", "agent/episode_return", "agent/loss", "agent/approx_kl"} <= set(metrics)
+    assert {
+        "episodes",
+        "episode_length",
+        "agent/episode_return",
+        "agent/loss",
+        "agent/approx_kl",
+    } <= set(metrics)
 
 
 def test_schedules_count_env_steps(learner, state):
@@ -166,7 +182,9 @@ def test_a_number_replaces_a_schedule(state):
 
 
 def test_unknown_hyperparameter_is_refused(state):
-    with pytest.raises(ValueError, match=r"unknown hyperparameter 'agent.gama': did you mean 'agent.gamma'"):
+    with pytest.raises(
+        ValueError, match=r"unknown hyperparameter 'agent.gama': did you mean 'agent.gamma'"
+    ):
         with_hypers(state, **{"agent.gama": 0.5})
 
 
@@ -181,9 +199,13 @@ def test_hyperparameters_of_another_population_are_refused(state):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reset", ["fresh", "fixed", 3])
-@pytest.mark.parametrize(("env", "policies"), [("probe_signal", ("agent",)), ("probe_pair", ("pilot", "clerk"))])
+@pytest.mark.parametrize(
+    ("env", "policies"), [("probe_signal", ("agent",)), ("probe_pair", ("pilot", "clerk"))]
+)
 def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):
-    learner = make_learner(tiny_config(env, {name: tiny_policy("PPO") for name in policies}, reset=reset))
+    learner = make_learner(
+        tiny_config(env, {name: tiny_policy("PPO") for name in policies}, reset=reset)
+    )
     with jax.debug_key_reuse(True), jax.checking_leaks():  # both look while jax traces
         state = jax.eval_shape(learner.init, jax.random.key(0))
         learner.update.trace(state)
@@ -198,25 +220,39 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
         return result
 
     played = None
-    monkeypatch.setattr("wdjax.train.learner.learner.rollout", lambda *args: record((state, played), *args))
+    monkeypatch.setattr(
+        "wdjax.train.learner.learner.rollout", lambda *args: record((state, played), *args)
+    )
     monkeypatch.setattr(OnPolicy, "update", lambda *args: record((args[2], None, {}), *args))
     nothing = {"episode_metrics": {}, "look_at_rows": None, "look_at_steps": None, "first_bad": 0}
     for name, value in nothing.items():
         monkeypatch.setattr(f"wdjax.train.learner.learner.{name}", lambda *args, value=value: value)
-    monkeypatch.setattr("wdjax.train.learner.learner.commit", lambda setup, before, after, code: after)
+    monkeypatch.setattr(
+        "wdjax.train.learner.learner.commit", lambda setup, before, after, code: after
+    )
     after, _ = update(learner.setup, state)
     assert len(seen) == 2
     keys = [state.key, after.key, *seen]
     keys += [jax.random.fold_in(key, i) for key in seen for i in range(8)]
-    assert len(np.unique(np.stack([jax.random.key_data(key) for key in keys]), axis=0)) == len(keys) == 20
+    assert (
+        len(np.unique(np.stack([jax.random.key_data(key) for key in keys]), axis=0))
+        == len(keys)
+        == 20
+    )
 
 
 @pytest.mark.slow
 def test_without_jit_the_numbers_are_the_same(learner, state):
     jitted, eager = learner.update(state), update(learner.setup, state)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain(jitted), plain(eager))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        plain(jitted),
+        plain(eager),
+    )
 
 
 def test_env_params_of_the_state_rule(learner, state):
-    richer = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.env_params, SignalParams(constant=7.0))
+    richer = jax.tree.map(
+        lambda old, new: jnp.asarray(new, old.dtype), state.env_params, SignalParams(constant=7.0)
+    )
     assert learner.update(state.replace(env_params=richer))[1]["agent/reward_mean"] == 7

@@ -35,7 +35,10 @@ def three_updates(update, state):
 def solo(learner):
     """Returns `three_updates` for each learning rate, with a seed of its own."""
     states = [learner.init(jax.random.key(seed)) for seed in range(len(RATES))]
-    states = [with_hypers(state, **{"agent.learning_rate": rate}) for state, rate in zip(states, RATES, strict=True)]
+    states = [
+        with_hypers(state, **{"agent.learning_rate": rate})
+        for state, rate in zip(states, RATES, strict=True)
+    ]
     return [three_updates(learner.update, state) for state in states]
 
 
@@ -43,7 +46,9 @@ def solo(learner):
 def population(learner):
     """Returns the same with all members in one program."""
     states = jax.vmap(learner.init)(jnp.stack([jax.random.key(seed) for seed in range(len(RATES))]))
-    states = with_hypers(states, **{"agent.learning_rate": jnp.array(RATES), "agent.entropy_coefficient": 0.0})
+    states = with_hypers(
+        states, **{"agent.learning_rate": jnp.array(RATES), "agent.entropy_coefficient": 0.0}
+    )
     return three_updates(jax.jit(jax.vmap(learner.update)), states)
 
 
@@ -77,6 +82,8 @@ def test_member_learns_what_its_solo_run_learns(solo, population, i):
 
 
 def test_learning_rates_rule_how_far_members_move(population):
-    first, last = (population[0][k].policies["agent"].params["value_head"]["kernel"] for k in (0, 3))
+    first, last = (
+        population[0][k].policies["agent"].params["value_head"]["kernel"] for k in (0, 3)
+    )
     moved = jnp.mean(jnp.abs(last - first), axis=(1, 2))
     assert moved[0] < moved[1] < moved[2]

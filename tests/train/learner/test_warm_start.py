@@ -25,7 +25,12 @@ from wdjax.train.storage.folder import prepare_folder
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 RECURRENT = dataclasses.replace(NETWORK, hidden_sizes=(4,), recurrent_size=3)
-NORMALIZED = {"network": RECURRENT, "normalize_observation": True, "normalize_reward": True, "minibatches": 1}
+NORMALIZED = {
+    "network": RECURRENT,
+    "normalize_observation": True,
+    "normalize_reward": True,
+    "minibatches": 1,
+}
 
 
 def assert_equal(a, b):
@@ -52,12 +57,18 @@ def like_learned(state, seed):
     leaves, tree = jax.tree.flatten(state.policies)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     drawn = [
-        jax.random.uniform(key, leaf.shape, leaf.dtype, 0.5, 1.5) if leaf.dtype == jnp.float32 else leaf + 40
+        jax.random.uniform(key, leaf.shape, leaf.dtype, 0.5, 1.5)
+        if leaf.dtype == jnp.float32
+        else leaf + 40
         for key, leaf in zip(keys, leaves, strict=True)
     ]
     policies = tree.unflatten(drawn)
-    around_0 = {name: jax.tree.map(lambda leaf: 4 * (leaf - 1), policies[name].params) for name in policies}
-    return state.replace(policies={name: policies[name].replace(params=around_0[name]) for name in policies})
+    around_0 = {
+        name: jax.tree.map(lambda leaf: 4 * (leaf - 1), policies[name].params) for name in policies
+    }
+    return state.replace(
+        policies={name: policies[name].replace(params=around_0[name]) for name in policies}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +78,19 @@ def source(tmp_path_factory):
     config = tiny_config("probe_leaver", policies)
     first = make_learner(config).init(jax.random.key(0))
     older, newest, best = (like_learned(first, seed) for seed in (1, 2, 3))
-    return save_run(tmp_path_factory.mktemp("runs") / "source", config, older, newest, best=best), newest, best
+    return (
+        save_run(tmp_path_factory.mktemp("runs") / "source", config, older, newest, best=best),
+        newest,
+        best,
+    )
 
 
 @pytest.fixture(scope="module")
 def off_policy(tmp_path_factory):
     """Returns (folder, state) of a run of a DDPG policy."""
-    config = tiny_config("probe_box_signal", {"agent": dataclasses.replace(tiny_ddpg(), normalize_observation=True)})
+    config = tiny_config(
+        "probe_box_signal", {"agent": dataclasses.replace(tiny_ddpg(), normalize_observation=True)}
+    )
     state = like_learned(make_learner(config).init(jax.random.key(0)), 1)
     return save_run(tmp_path_factory.mktemp("runs") / "ddpg", config, state), state
 
@@ -82,8 +99,12 @@ def two_halves(checkpoint, theirs=None, **changes):
     """One player is trained on from a checkpoint, the other stays as it was."""
     theirs = theirs or checkpoint
     policies = {
-        "mine": tiny_policy("A2C", agents=("player[0]",), checkpoint=checkpoint, **{**NORMALIZED, **changes}),
-        "theirs": tiny_policy("PPO", agents=("player[1]",), checkpoint=theirs, trainable=False, **NORMALIZED),
+        "mine": tiny_policy(
+            "A2C", agents=("player[0]",), checkpoint=checkpoint, **{**NORMALIZED, **changes}
+        ),
+        "theirs": tiny_policy(
+            "PPO", agents=("player[1]",), checkpoint=theirs, trainable=False, **NORMALIZED
+        ),
     }
     return tiny_config("probe_leaver", policies)
 
@@ -114,7 +135,9 @@ def test_names_of_a_checkpoint(tmp_path):
     (tmp_path / "me@home").mkdir()
     assert split_checkpoint(f"{tmp_path}/me@home") == (tmp_path / "me@home", "newest")
     assert split_checkpoint(f"{tmp_path}/me@home@best") == (tmp_path / "me@home", "best")
-    with pytest.raises(ValueError, match="checkpoint 'bets': must be newest, best, or a number of updates"):
+    with pytest.raises(
+        ValueError, match="checkpoint 'bets': must be newest, best, or a number of updates"
+    ):
         split_checkpoint("runs/a@bets")
 
 
@@ -127,12 +150,18 @@ def test_newest_and_best_and_what_else_is_new(source):
         assert_equal(state.policies[name].params, run.policies["both"].params)
         assert_equal(state.policies[name].normalizer, run.policies["both"].normalizer)
     assert state.policies["theirs"].opt_state is None
-    counts = [leaf for leaf in jax.tree.leaves(state.policies["mine"].opt_state) if leaf.dtype == jnp.int32]
+    counts = [
+        leaf
+        for leaf in jax.tree.leaves(state.policies["mine"].opt_state)
+        if leaf.dtype == jnp.int32
+    ]
     assert counts == [0]  # a new optimizer
     assert state.num_updates == 0
     without = make_learner(two_halves(""))
     fresh = without.init(jax.random.key(9))
-    assert_equal((state.replicas, state.obs, state.memory), (fresh.replicas, fresh.obs, fresh.memory))
+    assert_equal(
+        (state.replicas, state.obs, state.memory), (fresh.replicas, fresh.obs, fresh.memory)
+    )
     assert_equal(jax.random.key_data(state.key), jax.random.key_data(fresh.key))
 
 
@@ -144,7 +173,10 @@ def test_one_half_of_a_group_is_trained_on_and_the_other_stays(source):
     state, metrics = learner.run(first, num_updates=2)
     assert_equal(state.policies["theirs"], first.policies["theirs"])
     old = newest.policies["both"]
-    assert_equal((state.policies["theirs"].params, state.policies["theirs"].normalizer), (old.params, old.normalizer))
+    assert_equal(
+        (state.policies["theirs"].params, state.policies["theirs"].normalizer),
+        (old.params, old.normalizer),
+    )
     for part in ("params", "normalizer", "opt_state"):
         assert differ(getattr(state.policies["mine"], part), getattr(first.policies["mine"], part))
     assert "mine/policy_loss" in metrics
@@ -157,7 +189,10 @@ def test_a_frozen_policy_acts_as_in_its_run(source):
     folder, newest, _ = source
     theirs = load_run(folder)[0].setup.policies["both"]
     learner = make_learner(two_halves(f"{folder}:both"))
-    mine, state = learner.setup.policies["theirs"], learner.init(jax.random.key(9)).policies["theirs"]
+    mine, state = (
+        learner.setup.policies["theirs"],
+        learner.init(jax.random.key(9)).policies["theirs"],
+    )
     actions = []
     for policy, learned in ((theirs, newest.policies["both"]), (mine, state)):
         play = jax.jit(lambda learned, carry, obs, policy=policy: policy.algorithm.play(
@@ -176,9 +211,14 @@ def test_a_ddpg_policy_goes_on_where_it_was(off_policy):
     begun = dataclasses.replace(tiny_ddpg(), checkpoint=str(folder), normalize_observation=True)
     for trainable in (True, False):
         policy = dataclasses.replace(begun, trainable=trainable)
-        state = make_learner(tiny_config("probe_box_signal", {"agent": policy})).init(jax.random.key(9))
+        state = make_learner(tiny_config("probe_box_signal", {"agent": policy})).init(
+            jax.random.key(9)
+        )
         agent = state.policies["agent"]
-        assert_equal((agent.params, agent.normalizer), (old.policies["agent"].params, old.policies["agent"].normalizer))
+        assert_equal(
+            (agent.params, agent.normalizer),
+            (old.policies["agent"].params, old.policies["agent"].normalizer),
+        )
         if trainable:
             assert agent.gradient_steps == 40  # no longer random in its warm-up
             assert_equal(agent.target_params, agent.params)
@@ -191,14 +231,23 @@ def statistics(number):
     return RunningStatistics(*(jnp.float32(number) for _ in range(3)))
 
 
-@pytest.mark.parametrize(("own", "loaded", "expected"), [(1, 2, 2), (1, None, 1), (None, 2, None), (None, None, None)])
+@pytest.mark.parametrize(
+    ("own", "loaded", "expected"), [(1, 2, 2), (1, None, 1), (None, 2, None), (None, None, None)]
+)
 def test_reward_statistics_are_taken_where_both_have_them(own, loaded, expected):
-    own, loaded, expected = (None if number is None else statistics(number) for number in (own, loaded, expected))
+    own, loaded, expected = (
+        None if number is None else statistics(number) for number in (own, loaded, expected)
+    )
     obs = statistics(5)
     state = with_counts(PolicyState({}, None, Normalizer(statistics(3), own)),
                         PolicyState({}, None, Normalizer(obs, loaded)))  # fmt: skip
     assert state.normalizer == Normalizer(obs, expected)
-    assert with_counts(PolicyState({}, None), PolicyState({}, None, Normalizer(obs, loaded))).normalizer is None
+    assert (
+        with_counts(
+            PolicyState({}, None), PolicyState({}, None, Normalizer(obs, loaded))
+        ).normalizer
+        is None
+    )
     only_own = with_counts(PolicyState({}, None, Normalizer(None, own)), PolicyState({}, None))
     assert only_own.normalizer == Normalizer(None, own)
 
@@ -248,12 +297,21 @@ def network(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (network(hidden_sizes=(5,)), r"policies\.mine\.network\.hidden_sizes = \(5,\): must be \(4,\), as in"),
+        (
+            network(hidden_sizes=(5,)),
+            r"policies\.mine\.network\.hidden_sizes = \(5,\): must be \(4,\), as in",
+        ),
         (network(activation="relu"), r"network\.activation = 'relu': must be 'tanh'"),
         (network(recurrent_size=0), r"network\.recurrent_size = 0: must be 3"),
         (network(shared_trunk=False), r"network\.shared_trunk = False: must be True"),
-        ({"normalize_observation": False}, r"policies\.mine\.normalize_observation = False: must be True, as in"),
-        ({"action_distribution": "squashed_gaussian"}, r"action_distribution = 'squashed_gaussian': must be gaussian"),
+        (
+            {"normalize_observation": False},
+            r"policies\.mine\.normalize_observation = False: must be True, as in",
+        ),
+        (
+            {"action_distribution": "squashed_gaussian"},
+            r"action_distribution = 'squashed_gaussian': must be gaussian",
+        ),
     ],
 )
 def test_another_network_is_refused(source, changes, words):
@@ -262,24 +320,36 @@ def test_another_network_is_refused(source, changes, words):
 
 
 def test_another_start_of_the_weights_is_not(source):
-    make_learner(two_halves(f"{source[0]}:both", **network(initializer="xavier"))).init(jax.random.key(0))
+    make_learner(two_halves(f"{source[0]}:both", **network(initializer="xavier"))).init(
+        jax.random.key(0)
+    )
 
 
 def test_another_algorithm_is_refused(source, off_policy):
     policy = tiny_policy("PPO", checkpoint=f"{off_policy[0]}:agent")
-    with pytest.raises(ValueError, match=r"policies\.agent\.algorithm = 'PPO': must be 'DDPG', as in policies\.a"):
+    with pytest.raises(
+        ValueError, match=r"policies\.agent\.algorithm = 'PPO': must be 'DDPG', as in policies\.a"
+    ):
         make_learner(tiny_config("probe_box_signal", {"agent": policy})).init(jax.random.key(0))
-    twins = dataclasses.replace(tiny_ddpg(twin_critics=True), checkpoint=str(off_policy[0]), normalize_observation=True)
-    with pytest.raises(ValueError, match=r"policies\.agent\.ddpg\.twin_critics = True: must be False"):
+    twins = dataclasses.replace(
+        tiny_ddpg(twin_critics=True), checkpoint=str(off_policy[0]), normalize_observation=True
+    )
+    with pytest.raises(
+        ValueError, match=r"policies\.agent\.ddpg\.twin_critics = True: must be False"
+    ):
         make_learner(tiny_config("probe_box_signal", {"agent": twins})).init(jax.random.key(0))
 
 
 def test_other_spaces_are_refused(source):
     agent = tiny_policy("PPO", checkpoint=f"{source[0]}:both", **NORMALIZED)
-    with pytest.raises(ValueError, match=r"source:both': its observation space Box.*8.* must match"):
+    with pytest.raises(
+        ValueError, match=r"source:both': its observation space Box.*8.* must match"
+    ):
         make_learner(tiny_config("probe_signal", {"agent": agent})).init(jax.random.key(0))
     players = tiny_policy("PPO", agents=("player",), checkpoint=f"{source[0]}:both", **NORMALIZED)
-    with pytest.raises(ValueError, match=r"its action space Discrete.*2.* must match Box.*of policies\.players"):
+    with pytest.raises(
+        ValueError, match=r"its action space Discrete.*2.* must match Box.*of policies\.players"
+    ):
         make_learner(tiny_config("probe_box_leaver", {"players": players})).init(jax.random.key(0))
 
 
@@ -303,8 +373,12 @@ def test_a_class_that_has_changed_since_is_refused(tmp_path, monkeypatch):
     assert make_learner(again).loaded()
     learner, state = load_run(tmp_path / "run")
     monkeypatch.setattr(Wider, "width", 5)
-    monkeypatch.setattr("wdjax.train.learner.warm_start.read_named", lambda *_, **__: (learner.setup, state))
-    with pytest.raises(ValueError, match=r"its parameter shapes differ from those in policies\.agent"):
+    monkeypatch.setattr(
+        "wdjax.train.learner.warm_start.read_named", lambda *_, **__: (learner.setup, state)
+    )
+    with pytest.raises(
+        ValueError, match=r"its parameter shapes differ from those in policies\.agent"
+    ):
         make_learner(again).init(jax.random.key(0))
 
 
@@ -317,7 +391,11 @@ def test_a_run_goes_on_when_its_checkpoint_and_pool_lie_elsewhere(source, tmp_pa
     stopped."""
     shutil.copytree(source[0], tmp_path / "source")
     other = f"{tmp_path}/source:both"
-    own = {"opponents": {other: 0.2, "random": 0.1}, "opponents_every": 2, "opponents_priority": 1.0}
+    own = {
+        "opponents": {other: 0.2, "random": 0.1},
+        "opponents_every": 2,
+        "opponents_priority": 1.0,
+    }
     config = two_halves(other, past_selves=2, past_selves_every=1, learning_rate=0.01, **own)
     changes = {"updates_per_chunk": 1, "checkpoint_every": 1, "best_metric": "none"}
     whole = dataclasses.replace(config, total_env_steps=4 * 48, **changes)
@@ -344,9 +422,13 @@ def test_half_of_the_runners_of_tag_is_trained_against_frozen_taggers(tmp_path):
     config = load_config("tag_small", **small)
     old, _ = make_learner(config).run(make_learner(config).init(jax.random.key(0)), num_updates=2)
     folder = save_run(tmp_path / "old", config, old)
-    runner = dataclasses.replace(config.policies["runner"], checkpoint=f"{folder}:runner", minibatches=4)
+    runner = dataclasses.replace(
+        config.policies["runner"], checkpoint=f"{folder}:runner", minibatches=4
+    )
     policies = {
-        "tagger": dataclasses.replace(config.policies["tagger"], checkpoint=str(folder), trainable=False),
+        "tagger": dataclasses.replace(
+            config.policies["tagger"], checkpoint=str(folder), trainable=False
+        ),
         "mine": dataclasses.replace(runner, agents=("runner[0:4]",)),
         "theirs": dataclasses.replace(runner, agents=("runner[4:8]",), trainable=False),
     }
@@ -359,5 +441,7 @@ def test_half_of_the_runners_of_tag_is_trained_against_frozen_taggers(tmp_path):
     assert_equal(episodes[0].states, episodes[1].states)
     state, _ = learner.run(start, num_updates=3)
     for name in ("tagger", "theirs"):
-        assert_equal(state.policies[name].params, old.policies[name.replace("theirs", "runner")].params)
+        assert_equal(
+            state.policies[name].params, old.policies[name.replace("theirs", "runner")].params
+        )
     assert differ(state.policies["mine"].params, old.policies["runner"].params)

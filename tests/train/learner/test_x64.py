@@ -10,7 +10,10 @@ from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, make_learner
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 each_env = pytest.mark.parametrize("name", wdjax.list_envs())
-WIDE = ("covid_economy", "rice")  # their rules compute in float64 under x64, as their docstrings specify
+WIDE = (
+    "covid_economy",
+    "rice",
+)  # their rules compute in float64 under x64, as their docstrings specify
 
 BY_DDPG = {"algorithm": "DDPG"}
 BY_MEMORY = {
@@ -39,23 +42,37 @@ def test_dtypes_are_those_of_the_spaces(name):
     assert dtypes(obs) == dtypes(seen) == dtypes(sample_shapes(env.observation_space(params)))
     assert dtypes(state) == dtypes(after)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(reward))
-    wide = {leaf.dtype for leaf in jax.tree.leaves((state, action))} & {np.dtype("float64"), np.dtype("int64")}
+    wide = {leaf.dtype for leaf in jax.tree.leaves((state, action))} & {
+        np.dtype("float64"),
+        np.dtype("int64"),
+    }
     assert not wide or name in WIDE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [*((name, {}) for name in wdjax.list_envs()), ("pendulum", BY_DDPG), ("tag_gridworld", BY_MEMORY)],
+    [
+        *((name, {}) for name in wdjax.list_envs()),
+        ("pendulum", BY_DDPG),
+        ("tag_gridworld", BY_MEMORY),
+    ],
 )
 def test_a_learner_updates(name, changes):
     groups = wdjax.make(name)[0].groups or ["agent"]
-    policies = {group: PolicyConfig(**{"network": NetworkConfig((4,), "tanh"), **changes}) for group in groups}
-    config = TrainConfig(env=name, policies=policies, num_envs=8, num_blocks=2, rollout_length=4, total_env_steps=32)
+    policies = {
+        group: PolicyConfig(**{"network": NetworkConfig((4,), "tanh"), **changes})
+        for group in groups
+    }
+    config = TrainConfig(
+        env=name, policies=policies, num_envs=8, num_blocks=2, rollout_length=4, total_env_steps=32
+    )
     learner = make_learner(config)
     state = learner.init(jax.random.key(0))
     after, _ = learner.update(state)
     assert dtypes(state) == dtypes(after)
-    learned = jax.tree_util.tree_leaves_with_path((after.policies, after.memory, after.hypers, after.obs))
+    learned = jax.tree_util.tree_leaves_with_path(
+        (after.policies, after.memory, after.hypers, after.obs)
+    )
     assert [path for path, leaf in learned if leaf.dtype == np.float64] == []
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.policies))

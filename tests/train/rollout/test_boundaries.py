@@ -9,7 +9,15 @@ import pytest
 from flax import struct
 
 import wdjax
-from wdjax.train import PolicyConfig, TrainConfig, Trainer, evaluate, load_run, make_learner, record_episode
+from wdjax.train import (
+    PolicyConfig,
+    TrainConfig,
+    Trainer,
+    evaluate,
+    load_run,
+    make_learner,
+    record_episode,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -44,7 +52,9 @@ class Masked(wdjax.Env):
         return {"seen": jnp.zeros(1), "action_mask": jnp.array([0.0, 1.0, 1.0])}
 
     def observation_space(self, params):
-        return wdjax.Dict({"seen": wdjax.Box(shape=(self.promised,)), "action_mask": wdjax.Box(0.0, 1.0, (3,))})
+        return wdjax.Dict(
+            {"seen": wdjax.Box(shape=(self.promised,)), "action_mask": wdjax.Box(0.0, 1.0, (3,))}
+        )
 
     def action_space(self, params):
         return wdjax.Discrete(3)
@@ -59,7 +69,11 @@ def masked():
 
 
 def config(**env_params):
-    policies = {"agent": PolicyConfig(network=dataclasses.replace(PolicyConfig().network, hidden_sizes=(4,)))}
+    policies = {
+        "agent": PolicyConfig(
+            network=dataclasses.replace(PolicyConfig().network, hidden_sizes=(4,))
+        )
+    }
     return TrainConfig(
         env="masked", env_params=env_params, policies=policies, num_envs=4, rollout_length=8, total_env_steps=64.0,
         updates_per_chunk=1, eval_episodes=2,
@@ -103,7 +117,10 @@ def test_array_params_stay_what_they_are():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"promised": 3}, "like observation_space"), ({"statistic": "over"}, r"info\['over'\], a name reserved by wdjax")],
+    [
+        ({"promised": 3}, "like observation_space"),
+        ({"statistic": "over"}, r"info\['over'\], a name reserved by wdjax"),
+    ],
 )
 def test_environments_that_break_the_contract_are_refused_in_words(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
@@ -114,7 +131,10 @@ def test_environments_that_break_the_contract_are_refused_in_words(changes, word
 
 def test_a_ratio_of_what_info_has_not_is_refused(monkeypatch):
     monkeypatch.setattr(Masked, "info_ratios", {"pace": ("moved", "steps")})
-    with pytest.raises(ValueError, match=r"Masked: info_ratios\['pace'\] = .* two names of step's info: \['forbidden'"):
+    with pytest.raises(
+        ValueError,
+        match=r"Masked: info_ratios\['pace'\] = .* two names of step's info: \['forbidden'",
+    ):
         make_learner(config())
 
 
@@ -134,5 +154,7 @@ def test_a_game_without_an_end_trains_and_goes_on(tmp_path, capsys):
 
 def test_params_axis_names_what_is_not_per_replica():
     env, params = wdjax.make("tag_continuous", tagging_distance=np.linspace(0.01, 0.1, 4))
-    with pytest.raises(ValueError, match=r"params\.grid_length = 10\.0: must be an array with a leading axis of 4"):
+    with pytest.raises(
+        ValueError, match=r"params\.grid_length = 10\.0: must be an array with a leading axis of 4"
+    ):
         wdjax.vectorize(env, 4, params_axis=0).reset(jax.random.key(0), params)

@@ -30,7 +30,9 @@ def table():
         if re.match(r" {4}\S", line) and not line.startswith("    name  "):
             first, *others = re.split("  +", line.strip().removeprefix("POLICY/"))[0].split(", ")
             names.add(first)
-            for other in others:  # "reward_mean, _min" and "episode_length, _min" are both short for two names
+            for other in (
+                others
+            ):  # "reward_mean, _min" and "episode_length, _min" are both short for two names
                 stem = first.rpartition("_")[0] if first.endswith("_mean") else first
                 names.add(stem + other if other.startswith("_") else other)
     return names
@@ -42,18 +44,28 @@ def reported(env, policies, **changes):
     state = jax.eval_shape(learner.init, jax.random.key(0))
     shapes = jax.eval_shape(learner.update, state)[1]
     assert all(shape.shape == () for shape in shapes.values())
-    names = {re.sub(r"/\d+$", "/i", name.removeprefix("agent/").removeprefix("tagger/")) for name in shapes}
+    names = {
+        re.sub(r"/\d+$", "/i", name.removeprefix("agent/").removeprefix("tagger/"))
+        for name in shapes
+    }
     return {re.sub(r"(opponent_\w+)/.*", r"\1/WHO", name) for name in names}
 
 
 def test_the_table_has_every_metric_and_no_other():
     options = {"neg_pos_env_ratio": 1.0, "normalize_reward": True, "normalize_advantage": True}
     ppo = tiny_policy("PPO", past_selves=1, **options)
-    ddpg = PolicyConfig(algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8))
+    ddpg = PolicyConfig(
+        algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8)
+    )
     names = reported("pendulum", {"agent": ddpg})
     hunted = dataclasses.replace(ppo, opponents={"chase_nearest": 0.1})
-    names |= reported("tag_gridworld", {"tagger": hunted, "agent": tiny_policy("A2C", agents=("runner",))})
-    policies = {"tagger": tiny_policy("A2C", agents=("worker[0]",), decisions_only=True), "agent": ppo}
+    names |= reported(
+        "tag_gridworld", {"tagger": hunted, "agent": tiny_policy("A2C", agents=("runner",))}
+    )
+    policies = {
+        "tagger": tiny_policy("A2C", agents=("worker[0]",), decisions_only=True),
+        "agent": ppo,
+    }
     policies["agent"] = dataclasses.replace(ppo, agents=("worker[1]",))
     names |= reported("probe_shift", policies)
     listed = table()
@@ -63,8 +75,13 @@ def test_the_table_has_every_metric_and_no_other():
 
 
 def test_the_clock_of_a_chunk_by_hand():
-    policies = {"clerk": tiny_policy("A2C"), "pilot": tiny_policy("A2C", trainable=False)}  # 3 and 2 agents
-    config = dataclasses.replace(tiny_config("probe_shop", policies), total_env_steps=48 * 20, best_metric="none")
+    policies = {
+        "clerk": tiny_policy("A2C"),
+        "pilot": tiny_policy("A2C", trainable=False),
+    }  # 3 and 2 agents
+    config = dataclasses.replace(
+        tiny_config("probe_shop", policies), total_env_steps=48 * 20, best_metric="none"
+    )
     part = Part({"episodes": np.zeros(10)}, np.zeros(10, int), streak=0, ends=False)
     chunk = Chunk(before=10, size=10, done=20, parts=[part], seconds=2.0, compile_seconds=1.5)
     row = row_of_run(make_learner(config).setup, chunk)
@@ -75,9 +92,17 @@ def test_the_clock_of_a_chunk_by_hand():
 
 
 def test_extremes_of_a_component_are_those_of_the_chunk():
-    extremes = {"a/action_max/0": Metric([1.0, 3.0], "max"), "a/action_min/1": Metric([1.0, -math.inf], "min")}
+    extremes = {
+        "a/action_max/0": Metric([1.0, 3.0], "max"),
+        "a/action_min/1": Metric([1.0, -math.inf], "min"),
+    }
     rows = {"episodes": [0, 0], **extremes, "a/x/1": [1.0, 3.0]}
-    assert summarize(rows) == {"episodes": 0, "a/action_max/0": 3.0, "a/action_min/1": None, "a/x/1": 2.0}
+    assert summarize(rows) == {
+        "episodes": 0,
+        "a/action_max/0": 3.0,
+        "a/action_min/1": None,
+        "a/x/1": 2.0,
+    }
 
 
 # --- a rollout: 3 steps of 2 replicas with 2 agents; in the first, one is out after a step, the other after two ---
@@ -93,7 +118,10 @@ def rollout_numbers():
     rng = np.random.default_rng(0)
     names = ("reward", "value", "advantage", "first", "second")
     garbage = np.broadcast_to(np.array([0.0, 1e6, -1e6])[:, None, None], LIVE.shape)
-    drawn = {name: np.where(LIVE, rng.normal(size=LIVE.shape) + i, garbage) for i, name in enumerate(names)}
+    drawn = {
+        name: np.where(LIVE, rng.normal(size=LIVE.shape) + i, garbage)
+        for i, name in enumerate(names)
+    }
     drawn = {name: values.astype(np.float32) for name, values in drawn.items()}
     action = np.stack([drawn["first"], drawn["second"]], axis=-1)
     rows = Rows(None, action, drawn["reward"], terminated=~LIVE, live=LIVE, value=drawn["value"])
@@ -150,8 +178,17 @@ def test_chunk_means_are_over_the_transitions_that_are_learned_from():
     decides = [np.arange(12).reshape(LIVE.shape) < count for count in (1, 12)]
     reports = []
     for flags, value in zip(decides, (0.0, 13.0), strict=True):
-        rows = Rows(None, np.stack([ones, ones], axis=-1), value * ones, LIVE & ~LIVE, LIVE | ~LIVE, value=value * ones)
-        reports.append(metrics.rollout_metrics(rows.replace(decides=flags), value * ones, value * ones))
+        rows = Rows(
+            None,
+            np.stack([ones, ones], axis=-1),
+            value * ones,
+            LIVE & ~LIVE,
+            LIVE | ~LIVE,
+            value=value * ones,
+        )
+        reports.append(
+            metrics.rollout_metrics(rows.replace(decides=flags), value * ones, value * ones)
+        )
     together = jax.tree.map(lambda *values: np.stack(values), *reports)
     chunk = summarize({"episodes": [0, 0], **together})
     means = [chunk[name] for name in ("value_mean", "return_mean", "advantage_mean", "reward_mean")]
@@ -160,7 +197,9 @@ def test_chunk_means_are_over_the_transitions_that_are_learned_from():
 
 def test_metrics_of_gradient_steps_are_plain_means():
     """Neither is over live transitions: DDPG's are over those that it draws from its buffer."""
-    ddpg = PolicyConfig(algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8))
+    ddpg = PolicyConfig(
+        algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8)
+    )
     learner = make_learner(tiny_config("pendulum", {"agent": ddpg}))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     found = jax.eval_shape(functools.partial(update_share, learner.setup), state)[1]
@@ -179,7 +218,14 @@ def test_action_deviations_are_means_over_the_places_with_a_live_row(rollout_num
 
 def test_metrics_of_a_rollout_of_nobody_are_nan():
     ones = np.ones(LIVE.shape, np.float32)
-    rows = Rows(None, np.stack([ones, ones], axis=-1), ones, LIVE, live=np.zeros(LIVE.shape, bool), value=ones)
+    rows = Rows(
+        None,
+        np.stack([ones, ones], axis=-1),
+        ones,
+        LIVE,
+        live=np.zeros(LIVE.shape, bool),
+        value=ones,
+    )
     ours = measure(rows, ones, ones)
     assert ours.pop("live_fraction") == 0
     assert np.all(np.isnan(list(ours.values())))
@@ -193,7 +239,9 @@ def test_explained_variance_is_not_below_minus_1():
     np.testing.assert_allclose(measure(rows, 0 * value, target)["explained_variance"], 1)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("action_mean", 3.0), ("action_min/0", -2.0), ("action_max/1", 9.0)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("action_mean", 3.0), ("action_min/0", -2.0), ("action_max/1", 9.0)]
+)
 def test_ranges_of_actions_by_hand(name, expected):
     action = np.array([[-2.0, 9.0], [1.0, 4.0], [-50.0, 50.0]], np.float32).reshape(3, 1, 1, 2)
     live = np.array([True, True, False]).reshape(3, 1, 1)

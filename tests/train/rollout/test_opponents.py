@@ -35,20 +35,30 @@ KEY = jax.random.key(5)
 # in a pool: two earlier selves, then the run, then the rules in their order
 RISING = ((0.0, 0.0), (100.0, 0.2))
 MIXED = PolicyConfig(
-    past_selves=2, opponents={"random": RISING, "runs/a:b": 0.1, "ambush": 0.2}, opponents_priority=2.0
+    past_selves=2,
+    opponents={"random": RISING, "runs/a:b": 0.1, "ambush": 0.2},
+    opponents_priority=2.0,
 )
 
 
 def test_members_of_a_pool_by_number():
     pool = pool_of(MIXED)
-    assert (pool.past, pool.runs, pool.rules, pool.learned, pool.size) == (2, ("runs/a:b",), ("random", "ambush"), 3, 5)
+    assert (pool.past, pool.runs, pool.rules, pool.learned, pool.size) == (
+        2,
+        ("runs/a:b",),
+        ("random", "ambush"),
+        3,
+        5,
+    )
     places = {name: list(range(5))[own] for name, own in pool.names.items()}
     assert places == {"past": [0, 1], "runs/a:b": [2], "random": [3], "ambush": [4]}
     assert pool_of(PolicyConfig()).size == 0
 
 
 def standings(wins, games):
-    return Standings(jnp.array(wins, jnp.float32), jnp.array(games, jnp.float32), jnp.float32(0), jnp.float32(0))
+    return Standings(
+        jnp.array(wins, jnp.float32), jnp.array(games, jnp.float32), jnp.float32(0), jnp.float32(0)
+    )
 
 
 def test_chances_are_shares_times_how_rarely_one_is_beaten():
@@ -56,11 +66,19 @@ def test_chances_are_shares_times_how_rarely_one_is_beaten():
     state = PolicyState(None, None, standings=standings([0, 2, 0, 0, 3, 9], [0, 2, 0, 2, 6, 9]))
     fraction, steps = jnp.float32(0.4), jnp.float32(50)
     weight = np.array([0.2 * 0.25, 0.2 * 0.0625, 0.1 * 0.25, 0.1 * 0.5625, 0.2 * 0.25])
-    np.testing.assert_allclose(chances(MIXED, state, fraction, steps), 0.8 * weight / weight.sum(), rtol=1e-5)
-    rarest = dataclasses.replace(MIXED, opponents_priority=1e4)  # a power that makes 0 of every rate
-    np.testing.assert_allclose(chances(rarest, state, fraction, steps), [0, 0, 0, 0.8, 0], atol=1e-6)
+    np.testing.assert_allclose(
+        chances(MIXED, state, fraction, steps), 0.8 * weight / weight.sum(), rtol=1e-5
+    )
+    rarest = dataclasses.replace(
+        MIXED, opponents_priority=1e4
+    )  # a power that makes 0 of every rate
+    np.testing.assert_allclose(
+        chances(rarest, state, fraction, steps), [0, 0, 0, 0.8, 0], atol=1e-6
+    )
     by_share = dataclasses.replace(MIXED, opponents_priority=0.0)
-    np.testing.assert_allclose(chances(by_share, state, fraction, steps), [0.2, 0.2, 0.1, 0.1, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(
+        chances(by_share, state, fraction, steps), [0.2, 0.2, 0.1, 0.1, 0.2], rtol=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -71,7 +89,9 @@ def test_who_plays_falls_by_its_chance():
     np.testing.assert_allclose(share, [0.6, 0.1, 0, 0.3], atol=0.05)
 
 
-@pytest.mark.parametrize(("num_updates", "anew"), [(6, [True, True, True, True]), (7, [False, False, True, False])])
+@pytest.mark.parametrize(
+    ("num_updates", "anew"), [(6, [True, True, True, True]), (7, [False, False, True, False])]
+)
 def test_somebody_plays_several_rollouts_in_a_row(num_updates, anew):
     config = PolicyConfig(opponents={"random": 0.5, "ambush": 0.5}, opponents_every=3)
     policy = Policy("runner", config, None, None, None, None, None)
@@ -118,20 +138,26 @@ def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
 def test_equal_returns_are_half_won(outcome):
     old = new_standings(1)
     for _ in range(300):
-        old, *_ = add_episodes(old, jnp.array([0]), jnp.ones((2, 1), bool), jnp.full((2, 1), outcome))
+        old, *_ = add_episodes(
+            old, jnp.array([0]), jnp.ones((2, 1), bool), jnp.full((2, 1), outcome)
+        )
     np.testing.assert_allclose(old.wins / old.games, [0.5, np.nan], rtol=1e-6)
 
 
 def test_a_snapshot_takes_an_earlier_selfs_place_and_never_a_rules():
     """Two earlier selves are 0 and 1, the rules 2 and 3; only every other update is due for a snapshot."""
-    state = PolicyState({"w": jnp.ones(2)}, None, standings=standings([1, 1, 1, 1, 1], [2, 2, 2, 2, 2]))
+    state = PolicyState(
+        {"w": jnp.ones(2)}, None, standings=standings([1, 1, 1, 1, 1], [2, 2, 2, 2, 2])
+    )
     state = state.replace(past=new_pool(state, 2))
     memory = Memory(None, None, member=jnp.array([PRESENT, 0, 1, 2, 3]))
     for done, taken in ((3, []), (4, [1])):
         after, played = remember(state, memory, jnp.int32(done), every=2, size=2)
         there = np.isin(memory.member, taken)
         np.testing.assert_array_equal(played.member, np.where(there, NOBODY, memory.member))
-        np.testing.assert_array_equal(after.standings.games, np.where(np.isin(np.arange(5), taken), 0, 2))
+        np.testing.assert_array_equal(
+            after.standings.games, np.where(np.isin(np.arange(5), taken), 0, 2)
+        )
 
 
 def test_only_whole_episodes_against_present_selves_count():
@@ -157,10 +183,17 @@ class Ambush(Leaver):
 
 def test_rules_act_where_they_play_and_nobody_else():
     env, config = Ambush(), PolicyConfig(agents=("player[1]",), opponents={"ambush": 0.3})
-    assignment = assign_agents(env, env.default_params, {"first": config, "rest": PolicyConfig(agents=("player[0]",))})
+    assignment = assign_agents(
+        env, env.default_params, {"first": config, "rest": PolicyConfig(agents=("player[0]",))}
+    )
     policy = Policy("first", config, assignment["first"], None, None, None, None)
-    member, situation = jnp.array([PRESENT, 0]), (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params)
-    ruled = act_by_rule(env, policy, member, None, situation, jax.random.split(KEY), jnp.full((4, 1), 9))
+    member, situation = (
+        jnp.array([PRESENT, 0]),
+        (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params),
+    )
+    ruled = act_by_rule(
+        env, policy, member, None, situation, jax.random.split(KEY), jnp.full((4, 1), 9)
+    )
     np.testing.assert_array_equal(ruled, [[9], [9], [0], [1]])
 
 
@@ -174,10 +207,17 @@ def test_a_script_plays_two_slices_of_its_group():
 
 
 def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1, "a/episode_return": 1.0}\n', encoding="utf8")
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"env_steps": 1, "a/episode_return": 1.0}\n', encoding="utf8"
+    )
     assert save_opponents(tmp_path) is None
     run = f"runs/{'b' * 200}"  # a name as wide as the picture
-    row = {"env_steps": 1, "a/episode_return": 1.0, f"a/opponent_win_rate/{run}": 0.5, f"a/opponent_return/{run}": None}
+    row = {
+        "env_steps": 1,
+        "a/episode_return": 1.0,
+        f"a/opponent_win_rate/{run}": 0.5,
+        f"a/opponent_return/{run}": None,
+    }
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf8")
     assert save_opponents(tmp_path).stat().st_size > 1000
 
@@ -185,22 +225,32 @@ def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):
 @pytest.mark.slow
 def test_scripts_teach_others_and_not_whom_they_stand_for():
     """A frozen policy of which a script plays all: its taggers walk as the script does, and the runner learns."""
-    tagger = tiny_policy("A2C", agents=("tagger",), trainable=False, opponents={"chase_nearest": 1.0})
+    tagger = tiny_policy(
+        "A2C", agents=("tagger",), trainable=False, opponents={"chase_nearest": 1.0}
+    )
     runner = tiny_policy("A2C", agents=("runner",), opponents={"flee_nearest": 0.4}, past_selves=1)
     runner = dataclasses.replace(runner, past_selves_fraction=0.2)
     size = {"num_taggers": 2, "episode_length": 4}
-    config = tiny_config("tag_gridworld", {"tagger": tagger, "runner": runner}, num_blocks=4, env_params=size)
+    config = tiny_config(
+        "tag_gridworld", {"tagger": tagger, "runner": runner}, num_blocks=4, env_params=size
+    )
     learner = make_learner(config)
     start = learner.init(KEY)
     state, metrics = learner.run(start, num_updates=4)
     np.testing.assert_array_equal(metrics["tagger/opponent_blocks/chase_nearest"], 4)
     np.testing.assert_array_equal(metrics["tagger/opponent_blocks/present"], 0)
-    sums = sum(metrics[f"runner/opponent_blocks/{who}"] for who in ("past", "flee_nearest", "present"))
+    sums = sum(
+        metrics[f"runner/opponent_blocks/{who}"] for who in ("past", "flee_nearest", "present")
+    )
     np.testing.assert_array_equal(sums, 4)
     assert len(set(metrics["runner/opponent_blocks/flee_nearest"].tolist())) > 1
-    same = jax.tree.map(np.array_equal, state.policies["tagger"].params, start.policies["tagger"].params)
+    same = jax.tree.map(
+        np.array_equal, state.policies["tagger"].params, start.policies["tagger"].params
+    )
     assert all(jax.tree.leaves(same))
-    same = jax.tree.map(np.array_equal, state.policies["runner"].params, start.policies["runner"].params)
+    same = jax.tree.map(
+        np.array_equal, state.policies["runner"].params, start.policies["runner"].params
+    )
     assert not all(jax.tree.leaves(same))
     halves, _ = learner.run(learner.run(start, num_updates=1)[0], num_updates=3)
     jax.tree.map(np.testing.assert_array_equal, halves.policies, state.policies)

@@ -61,8 +61,24 @@ def test_the_oldest_snapshot_is_written_over_by_hand():
     assert pools == [
         [0, 0, 0], [2, 0, 0], [2, 0, 0], [2, 4, 0], [2, 4, 0], [2, 4, 6], [2, 4, 6], [8, 4, 6], [8, 4, 6], [8, 10, 6]
     ]  # fmt: skip
-    same, first, second, third = [-1, 0, 1, 2], [-1, NOBODY, 1, 2], [-1, 0, NOBODY, 2], [-1, 0, 1, NOBODY]
-    assert players == [same, first, same, second, same, third, same, first, same, second]  # whose place is taken
+    same, first, second, third = (
+        [-1, 0, 1, 2],
+        [-1, NOBODY, 1, 2],
+        [-1, 0, NOBODY, 2],
+        [-1, 0, 1, NOBODY],
+    )
+    assert players == [
+        same,
+        first,
+        same,
+        second,
+        same,
+        third,
+        same,
+        first,
+        same,
+        second,
+    ]  # whose place is taken
 
 
 def test_a_pool_holds_what_acting_reads():
@@ -74,10 +90,14 @@ def test_a_pool_holds_what_acting_reads():
 
 
 def drawn(fraction, num_blocks, key=KEY, size=3):
-    pool = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[what_acting_reads(self_of(i)) for i in range(size)])
+    pool = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *[what_acting_reads(self_of(i)) for i in range(size)]
+    )
     state = self_of(9).replace(past=pool)
     config = PolicyConfig(past_selves=size)
-    return selves_of(state, draw_members(config, state, jnp.float32(fraction), jnp.float32(0), key, num_blocks))
+    return selves_of(
+        state, draw_members(config, state, jnp.float32(fraction), jnp.float32(0), key, num_blocks)
+    )
 
 
 def test_who_plays_in_a_block_comes_from_the_key_and_the_block():
@@ -115,28 +135,41 @@ def test_the_carry_starts_again_where_another_member_takes_over():
 
 def test_rewards_of_an_opponent_scale_nothing():
     """The present self is paid 1 in a step and its opponent 100; who plays changes with every rollout of 2 steps."""
-    memory, statistics = Memory(None, jnp.zeros((8, 1)), member=jnp.full(BLOCKS, PRESENT)), new_statistics()
+    memory, statistics = (
+        Memory(None, jnp.zeros((8, 1)), member=jnp.full(BLOCKS, PRESENT)),
+        new_statistics(),
+    )
     config = PolicyConfig(normalize_reward=True, gamma=0.9)
     for i in range(40):
         member = jnp.where((jnp.arange(BLOCKS) + i) % 3 == 0, 1, PRESENT)
         selves = drawn(0.6, BLOCKS).replace(member=member)
         memory = take_over(memory, selves, None)
-        paid = jnp.where(jnp.repeat(member == PRESENT, 2), 1.0, 100.0)[None, :, None] * jnp.ones((2, 8, 1))
+        paid = jnp.where(jnp.repeat(member == PRESENT, 2), 1.0, 100.0)[None, :, None] * jnp.ones(
+            (2, 8, 1)
+        )
         live = jnp.broadcast_to(learned_from(jnp.ones((8, 1), bool), selves), (2, 8, 1))
         rows = Rows(None, None, paid, terminated=~live, live=live)
         never = jnp.zeros((2, 8), bool)
-        _, statistics, memory = scale_reward(Normalizer(None, statistics), memory, make_hypers(config), rows, never)
-    assert statistics.mean + 3 * jnp.sqrt(statistics.variance) < 1 / (1 - config.gamma)  # of rewards of 1 at most
+        _, statistics, memory = scale_reward(
+            Normalizer(None, statistics), memory, make_hypers(config), rows, never
+        )
+    assert statistics.mean + 3 * jnp.sqrt(statistics.variance) < 1 / (
+        1 - config.gamma
+    )  # of rewards of 1 at most
 
 
 def test_a_target_of_several_steps_ends_where_an_opponent_takes_over():
     """Blocks of 2 replicas and n-step targets of 3: of the two steps that wait, the last ends in the second block."""
     step = Steps(*(jax.ShapeDtypeStruct((), bool) if name in ("terminated", "over", "live") else
                    jax.ShapeDtypeStruct((), jnp.float32) for name in Steps.__dataclass_fields__))  # fmt: skip
-    replay = empty_replay(step, num_envs=4, num_agents=1, num_blocks=2, capacity=8, n_step=3, rollout_length=2)
+    replay = empty_replay(
+        step, num_envs=4, num_agents=1, num_blocks=2, capacity=8, n_step=3, rollout_length=2
+    )
     memory = Memory(None, None, replay, member=jnp.array([PRESENT, PRESENT]))
     after = take_over(memory, drawn(0.6, 2).replace(member=jnp.array([PRESENT, 0])), None)
-    np.testing.assert_array_equal(after.replay.pending.over[..., 0], [[0, 0], [0, 0], [0, 1], [0, 1]])
+    np.testing.assert_array_equal(
+        after.replay.pending.over[..., 0], [[0, 0], [0, 0], [0, 1], [0, 1]]
+    )
 
 
 # --- in the learner: one player with a memory and earlier selves, beside one that has none ---
@@ -145,14 +178,22 @@ def test_a_target_of_several_steps_ends_where_an_opponent_takes_over():
 def leaver_config(first=None, second=None, env="probe_leaver", **changes):
     """Four blocks of two replicas; episodes of 4 steps: every other rollout of 6 begins in the middle of one."""
     network = dataclasses.replace(NETWORK, hidden_sizes=(), recurrent_size=3)
-    own = {"past_selves": 2, "past_selves_every": 2, "learning_rate": 0.02, "epochs": 1, "minibatches": 1}
+    own = {
+        "past_selves": 2,
+        "past_selves_every": 2,
+        "learning_rate": 0.02,
+        "epochs": 1,
+        "minibatches": 1,
+    }
     first = first or tiny_policy("PPO", network=network, **own)
     second = second or tiny_policy("A2C")
     policies = {
         "first": dataclasses.replace(first, agents=("player[0]",)),
         "second": dataclasses.replace(second, agents=("player[1]",)),
     }
-    return tiny_config(env, policies, **{"num_blocks": BLOCKS, "env_params": {"leave": 4}, **changes})
+    return tiny_config(
+        env, policies, **{"num_blocks": BLOCKS, "env_params": {"leave": 4}, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -224,13 +265,17 @@ def test_each_rollout_draws_anew_who_plays(states):
     np.testing.assert_array_equal(members[0], PRESENT)
     assert len(np.unique(members[1:], axis=0)) > 3
     assert set(members[1:].ravel()) == {PRESENT, NOBODY, 0, 1}
-    assert [row["first/past_self_blocks"] for row in states[1]] == np.sum(members[1:] != PRESENT, axis=1).tolist()
+    assert [row["first/past_self_blocks"] for row in states[1]] == np.sum(
+        members[1:] != PRESENT, axis=1
+    ).tolist()
     assert "second/past_self_blocks" not in states[1][0]
 
 
 def test_rows_of_earlier_selves_are_not_live_for_their_policy_alone(mixed):
     _, played, earlier = mixed
-    np.testing.assert_array_equal(played.rows["first"].live, np.broadcast_to(~earlier[None, :, None], (6, 8, 1)))
+    np.testing.assert_array_equal(
+        played.rows["first"].live, np.broadcast_to(~earlier[None, :, None], (6, 8, 1))
+    )
     assert played.rows["second"].live.all()
 
 
@@ -257,7 +302,9 @@ def test_the_memory_of_another_is_forgotten(states, play):
     seen = set()
     for state in states[0][1::2]:
         after, played = play(state, KEY)
-        changed = np.repeat(np.asarray(after.memory["first"].member != state.memory["first"].member), 2)
+        changed = np.repeat(
+            np.asarray(after.memory["first"].member != state.memory["first"].member), 2
+        )
         carry = played.first_carry["first"][0]
         np.testing.assert_array_equal(np.any(carry != 0, axis=(1, 2)), ~changed)
         assert_equal(carry[~changed], state.memory["first"].carry[0][~changed])
@@ -293,7 +340,9 @@ def test_fraction_follows_its_schedule(learner):
 
 @pytest.mark.slow
 def test_where_they_never_play_all_is_as_without_them(learner):
-    without = make_learner(leaver_config(dataclasses.replace(learner.config.policies["first"], past_selves=0)))
+    without = make_learner(
+        leaver_config(dataclasses.replace(learner.config.policies["first"], past_selves=0))
+    )
     a, b = without.init(KEY), with_hypers(learner.init(KEY), **{"first.past_selves_fraction": 0.0})
     with pytest.raises(ValueError, match=r"unknown hyperparameter 'first\.past_selves_fraction'"):
         with_hypers(a, **{"first.past_selves_fraction": 0.5})
@@ -314,9 +363,14 @@ def test_a_population_sweeps_how_often_they_play(learner):
     blocks = rows["first/past_self_blocks"].tolist()
     assert 0 == blocks[0] < blocks[1] < blocks[2] == BLOCKS
     for i, fraction in enumerate(fractions):
-        alone, _ = learner.update(with_hypers(learner.init(KEY), **{"first.past_selves_fraction": fraction}))
+        alone, _ = learner.update(
+            with_hypers(learner.init(KEY), **{"first.past_selves_fraction": fraction})
+        )
         mine = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-        assert_equal((mine.replicas, mine.memory["first"].member), (alone.replicas, alone.memory["first"].member))
+        assert_equal(
+            (mine.replicas, mine.memory["first"].member),
+            (alone.replicas, alone.memory["first"].member),
+        )
         assert_close(mine.policies["first"].params, alone.policies["first"].params)
 
 
@@ -372,11 +426,26 @@ def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
     [
         ({"past_selves": -1}, r"policies\.first\.past_selves = -1: must be at least 0"),
         ({"past_selves_every": 0}, r"policies\.first\.past_selves_every = 0: must be at least 1"),
-        ({"past_selves_fraction": 1.5}, r"policies\.first\.past_selves_fraction = 1\.5: must be .* below 1"),
-        ({"past_selves_fraction": float("nan")}, r"past_selves_fraction = nan: must be at least 0 and below 1"),
-        ({"past_selves_fraction": ((0.0, 0.5), (9.0, 1.0))}, r"past_selves_fraction = \(\(0\.0, 0\.5\), .* below 1"),
-        ({"past_selves_fraction": ((9.0, 0.5), (0.0, 0.5))}, r"past_selves_fraction = .*: must be sorted by env_step"),
-        ({"past_selves": 2, "trainable": False}, r"past_selves = 2: must be 0 if trainable is false"),
+        (
+            {"past_selves_fraction": 1.5},
+            r"policies\.first\.past_selves_fraction = 1\.5: must be .* below 1",
+        ),
+        (
+            {"past_selves_fraction": float("nan")},
+            r"past_selves_fraction = nan: must be at least 0 and below 1",
+        ),
+        (
+            {"past_selves_fraction": ((0.0, 0.5), (9.0, 1.0))},
+            r"past_selves_fraction = \(\(0\.0, 0\.5\), .* below 1",
+        ),
+        (
+            {"past_selves_fraction": ((9.0, 0.5), (0.0, 0.5))},
+            r"past_selves_fraction = .*: must be sorted by env_step",
+        ),
+        (
+            {"past_selves": 2, "trainable": False},
+            r"past_selves = 2: must be 0 if trainable is false",
+        ),
     ],
 )
 def test_refusals(changes, words):
@@ -386,7 +455,10 @@ def test_refusals(changes, words):
 
 def test_earlier_selves_need_another_policy():
     alone = tiny_policy("A2C", past_selves=3)
-    with pytest.raises(ValueError, match=r"policies\.agent\.past_selves = 3: must be 0 in a run with a single policy"):
+    with pytest.raises(
+        ValueError,
+        match=r"policies\.agent\.past_selves = 3: must be 0 in a run with a single policy",
+    ):
         make_learner(tiny_config("probe_signal", {"agent": alone}))
 
 

@@ -71,17 +71,30 @@ def assert_numbers(env, policies, rows):
 
 def test_statistics_with_names_of_the_library(tmp_path):
     """Each of these was lost, ended training or held another number."""
-    env = Ledger(("length", "length_std", "speed", "speed_std", "speed_max"), (("updates", "speed", "length"),))
+    env = Ledger(
+        ("length", "length_std", "speed", "speed_std", "speed_max"),
+        (("updates", "speed", "length"),),
+    )
     goal = {"user/length_std": 1e9, "user/updates": 1e9}
     rows = train(tmp_path / "run", env, stop_at=goal, best_metric="user/length_std")
     assert rows[-1]["eval/best/user/length_std"] in (None, 6.0)
     assert_numbers(env, ("one", "two"), rows)
-    assert (rows[-1]["updates"], rows[-1]["user/updates"], rows[-1]["user/length_std"]) == (3, 3.0, 6.0)
+    assert (rows[-1]["updates"], rows[-1]["user/updates"], rows[-1]["user/length_std"]) == (
+        3,
+        3.0,
+        6.0,
+    )
     assert (rows[-1]["episode_speed_max"], rows[-1]["episode_length"]) == (15.0, 3.0)
 
 
 def test_metrics_of_an_algorithm_hide_none_of_the_learner():
-    own = {"loss": 1, "episode_return": 2, "learning_rate": 3, "user/learning_rate": 4, "opponent_games/past": 5}
+    own = {
+        "loss": 1,
+        "episode_return": 2,
+        "learning_rate": 3,
+        "user/learning_rate": 4,
+        "opponent_games/past": 5,
+    }
     assert join_metrics({"learning_rate": 6, "past_self_blocks": 7}, own, {"loss": 8, "temperature": 9}) == {
         "learning_rate": 6, "past_self_blocks": 7, "loss": 1, "user/learning_rate": 4, "user/episode_return": 2,
         "user/user/learning_rate": 3, "user/opponent_games/past": 5, "user/loss": 8, "temperature": 9,
@@ -108,10 +121,19 @@ def test_a_policy_named_as_evaluations_is_refused(tmp_path):
 def test_no_name_of_a_user_hides_another_metric():
     with tempfile.TemporaryDirectory() as folder:
         plain = [name for name in train(Path(folder) / "run", Ledger())[-1] if name != "updates"]
-    words = [*plain, *(name.removeprefix("episode_") for name in plain), *(name.rpartition("/")[2] for name in plain)]
-    words = sorted({end for word in words for end in (word, f"{word}_max", f"user/{word}")} - set(RESERVED_INFO))
+    words = [
+        *plain,
+        *(name.removeprefix("episode_") for name in plain),
+        *(name.rpartition("/")[2] for name in plain),
+    ]
+    words = sorted(
+        {end for word in words for end in (word, f"{word}_max", f"user/{word}")}
+        - set(RESERVED_INFO)
+    )
     name = st.sampled_from(words)
-    policy = st.sampled_from([word for word in words if re.fullmatch(r"\w+", word) and word != "eval"])
+    policy = st.sampled_from(
+        [word for word in words if re.fullmatch(r"\w+", word) and word != "eval"]
+    )
 
     @hypothesis.settings(max_examples=8, deadline=None, phases=[hypothesis.Phase.generate])
     @given(st.lists(name, min_size=2, max_size=6, unique=True), st.lists(name, max_size=3, unique=True),
@@ -125,7 +147,9 @@ def test_no_name_of_a_user_hides_another_metric():
             rows = train(run, env, tuple(policies))
             assert_numbers(env, policies, rows)
             for row in rows:
-                opponents = [name for name in row if name.startswith(f"{policies[0]}/opponent_blocks/")]
+                opponents = [
+                    name for name in row if name.startswith(f"{policies[0]}/opponent_blocks/")
+                ]
                 assert len(opponents) == 3 + len(plays)  # past, present, random
                 assert sum(row[name] for name in opponents) == pytest.approx(2)
 

@@ -32,11 +32,19 @@ class Cut(Leaver):
     def step(self, key, state, action, params):
         *played, ended, _, info = super().step(key, state, action, params)
         first = jnp.array([True, False])
-        return *played, {"player": ended["player"] & ~first}, {"player": ended["player"] & first}, info
+        return (
+            *played,
+            {"player": ended["player"] & ~first},
+            {"player": ended["player"] & first},
+            info,
+        )
 
     def observe(self, state, params):
         garbage = jnp.where(self.ends(params) < state.time, params.dead_obs, 0.0)
-        return {"player": super().observe(state, params.replace(dead_obs=0.0))["player"] + garbage[:, None]}
+        return {
+            "player": super().observe(state, params.replace(dead_obs=0.0))["player"]
+            + garbage[:, None]
+        }
 
 
 class BoxCut(Cut, BoxLeaver):
@@ -57,7 +65,9 @@ def learner_of(policy, env="cut", **changes):
 
 def play(learner, num_updates, **env_params):
     state = learner.init(jax.random.key(0))
-    params = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), state.env_params, LeaverParams(**env_params))
+    params = jax.tree.map(
+        lambda old, new: jnp.asarray(new, old.dtype), state.env_params, LeaverParams(**env_params)
+    )
     return learner.run(state.replace(env_params=params), num_updates=num_updates)
 
 
@@ -69,7 +79,9 @@ def test_it_keeps_the_contract():
 def test_advantages_by_hand(recurrent_size):
     """V = 4 everywhere, gamma = lambda = 0.5: delta = 1 + 0.5 * 4 - 4 = -1, at the termination 1 - 4 = -3."""
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
-    learner = learner_of(tiny_policy("A2C", network=network, gamma=0.5, gae_lambda=0.5), rollout_length=4)
+    learner = learner_of(
+        tiny_policy("A2C", network=network, gamma=0.5, gae_lambda=0.5), rollout_length=4
+    )
     state = learner.init(jax.random.key(0))
     params = state.policies["player"].params
     head = {"kernel": jnp.zeros_like(params["value_head"]["kernel"]), "bias": jnp.array([4.0])}
@@ -86,11 +98,15 @@ def test_advantages_by_hand(recurrent_size):
 STAYS = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param(name, marks=pytest.mark.slow) for name in ("A2C", "PPO")])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=pytest.mark.slow) for name in ("A2C", "PPO")]
+)
 def test_the_value_goes_on_where_the_time_limit_ends_it(algorithm):
     learner = learner_of(tiny_policy(algorithm))
     state, _ = play(learner, 300)
-    _, value, _ = learner.setup.policies["player"].apply(state.policies["player"], jnp.eye(2 * Leaver.LENGTH))
+    _, value, _ = learner.setup.policies["player"].apply(
+        state.policies["player"], jnp.eye(2 * Leaver.LENGTH)
+    )
     np.testing.assert_allclose(value[:2], [ENDLESS] * 2, atol=0.15)
     np.testing.assert_allclose(value[4:], STAYS, atol=0.15)
 
@@ -122,7 +138,10 @@ def test_rows_after_the_cut_change_no_bit(policy):
     learner = learner_of(policy, "box_cut" if policy.algorithm == "DDPG" else "cut")
     zeros, metrics = play(learner, 6)
     garbage, _ = play(learner, 6, **GARBAGE)
-    learned = [(state.policies["player"].params, state.policies["player"].normalizer) for state in (zeros, garbage)]
+    learned = [
+        (state.policies["player"].params, state.policies["player"].normalizer)
+        for state in (zeros, garbage)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *learned)
     assert np.all(metrics["player/reward_mean"] == 1)
 
@@ -137,11 +156,15 @@ def test_evaluation_pays_until_the_cut():
 @pytest.mark.slow
 def test_the_kernel_of_a_rollout_cuts_the_same_rows(monkeypatch):
     learner = learner_of(tiny_policy("PPO"))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # products have a form of their own on a CPU
+    monkeypatch.setattr(
+        jax, "default_backend", lambda: "gpu"
+    )  # products have a form of their own on a CPU
     by_replica = functools.partial(play_replicas, interpret=True)
     state, rows = learner.init(jax.random.key(0)), []
     for way in (play_by_scan, by_replica):
-        _, played = jax.jit(functools.partial(rollout, learner.setup, play=way))(state, jax.random.key(1))
+        _, played = jax.jit(functools.partial(rollout, learner.setup, play=way))(
+            state, jax.random.key(1)
+        )
         rows.append(played.rows["player"])
     np.testing.assert_array_equal(rows[0].live[:5, 0], [[1, 1], [1, 1], [0, 1], [0, 1], [1, 1]])
     np.testing.assert_array_equal(rows[0].truncated[:5, 0, 0], [0, 1, 1, 1, 0])
@@ -171,7 +194,13 @@ class Meddles(Cut):
 
     def step(self, key, state, action, params):
         obs, after, *rest = super().step(key, state, action, params)
-        return obs, after.replace(time=after.time + (action["player"][0] == 1) * (state.time >= params.leave)), *rest
+        return (
+            obs,
+            after.replace(
+                time=after.time + (action["player"][0] == 1) * (state.time >= params.leave)
+            ),
+            *rest,
+        )
 
 
 @pytest.mark.parametrize(("env", "words"), [

@@ -42,7 +42,10 @@ class Opposites(Env):
         return self.all_of(1.0), jnp.int32(0)
 
     def step(self, key, state, action, params):
-        reward = {"left": params.pay * (action["left"] == 0), "right": params.pay * (action["right"] == 1)}
+        reward = {
+            "left": params.pay * (action["left"] == 0),
+            "right": params.pay * (action["right"] == 1),
+        }
         return self.all_of(1.0), state, reward, self.flags(True), self.flags(False), {}
 
     def all_of(self, value):
@@ -66,14 +69,21 @@ def opposites():
 
 
 def assign(env, **changes):
-    return assign_agents(env, env.default_params, {"all": PolicyConfig(agent_type_feature=True, **changes)})["all"]
+    return assign_agents(
+        env, env.default_params, {"all": PolicyConfig(agent_type_feature=True, **changes)}
+    )["all"]
 
 
 def test_the_type_is_the_place_of_the_selector():
     assignment = assign(Opposites(), agents=("right", "left"))
-    assert assignment.observation_space == Dict({"obs": Box(0.0, 1.0, (1,)), "agent_type": Discrete(2)})
+    assert assignment.observation_space == Dict(
+        {"obs": Box(0.0, 1.0, (1,)), "agent_type": Discrete(2)}
+    )
     assert assignment.bare_space == Box(0.0, 1.0, (1,))
-    obs = {"left": jnp.array([[[1.0]], [[2.0]]]), "right": jnp.array([[[3.0], [4.0]], [[5.0], [6.0]]])}
+    obs = {
+        "left": jnp.array([[[1.0]], [[2.0]]]),
+        "right": jnp.array([[[3.0], [4.0]], [[5.0], [6.0]]]),
+    }
     seen = gather_observation(assignment, obs)
     np.testing.assert_array_equal(seen["obs"][..., 0], [[3, 4, 1], [5, 6, 2]])
     np.testing.assert_array_equal(seen["agent_type"], [[0, 0, 1], [0, 0, 1]])
@@ -84,14 +94,18 @@ def test_the_type_is_the_place_of_the_selector():
 def test_slices_of_one_group_are_types_too_and_a_mask_stays_at_the_top():
     env = Pair()
     clerks = PolicyConfig(agents=("clerk[2]", "clerk[0:2]"), agent_type_feature=True)
-    assignments = assign_agents(env, env.default_params, {"clerks": clerks, "pilot": PolicyConfig()})
+    assignments = assign_agents(
+        env, env.default_params, {"clerks": clerks, "pilot": PolicyConfig()}
+    )
     clerks = assignments["clerks"]
     mask = MultiDiscrete((2,) * 5)
     assert set(clerks.observation_space.spaces) == {"obs", "agent_type", "action_mask"}
     assert clerks.observation_space["action_mask"] == mask
     assert set(clerks.observation_space["obs"].spaces) == {"signal", "day"}
     assert clerks.bare_space == env.observation_space(env.default_params)["clerk"].single
-    obs, _ = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), 2), env.default_params)
+    obs, _ = jax.vmap(env.reset, (0, None))(
+        jax.random.split(jax.random.key(0), 2), env.default_params
+    )
     seen = gather_observation(clerks, obs)
     np.testing.assert_array_equal(seen["agent_type"], [[0, 1, 1]] * 2)
     np.testing.assert_array_equal(seen["action_mask"], obs["clerk"]["action_mask"][:, [2, 0, 1]])
@@ -116,7 +130,9 @@ def test_a_part_of_the_agents_keeps_its_types():
     assignment = assign(Opposites(), agents=("right", "left"))
     left = dataclasses.replace(assignment, segments=(Segment("left", 0, 1),))
     assert left.agent_types.tolist() == [1]
-    both = Assignment((Segment("right", 1, 2), Segment("left", 0, 1)), *[None] * 2, assignment.types)
+    both = Assignment(
+        (Segment("right", 1, 2), Segment("left", 0, 1)), *[None] * 2, assignment.types
+    )
     assert both.agent_types.tolist() == [0, 1]
 
 
@@ -125,7 +141,10 @@ def test_a_policy_does_not_play_agents_that_it_has_no_type_for():
     policies = {"kinds": kinds, "rest": PolicyConfig(agents=("clerk[2]",)), "pilot": PolicyConfig()}
     own = assign_agents(env, env.default_params, policies)
     policy, player = Policy("kinds", kinds, own["kinds"], None, None, None, None), Player("old")
-    assert seat_policy(player, policy, None, Role("kinds", "kinds", own["kinds"])).actor.kind == "learned"
+    assert (
+        seat_policy(player, policy, None, Role("kinds", "kinds", own["kinds"])).actor.kind
+        == "learned"
+    )
     words = r"'old': kinds uses agent_type_feature and has no type for clerk\[2\]"
     with pytest.raises(ValueError, match=words):
         seat_policy(player, policy, None, Role("rest", "rest", own["rest"]))
@@ -133,7 +152,9 @@ def test_a_policy_does_not_play_agents_that_it_has_no_type_for():
 
 def test_one_selector_has_no_types():
     env, pilot = Pair(), PolicyConfig(agent_type_feature=True)
-    with pytest.raises(ValueError, match=r"policies.pilot.agent_type_feature = True: must be false .* 'pilot'"):
+    with pytest.raises(
+        ValueError, match=r"policies.pilot.agent_type_feature = True: must be false .* 'pilot'"
+    ):
         assign_agents(env, env.default_params, {"pilot": pilot, "clerk": PolicyConfig()})
 
 
@@ -141,9 +162,15 @@ def test_one_selector_has_no_types():
 def test_a_shared_policy_learns_what_differs_by_type():
     """Without the type the best is to please both rights, and earns 2."""
     policy = tiny_policy(
-        "PPO", agents=("right", "left"), learning_rate=0.05, agent_type_feature=True, normalize_observation=True
+        "PPO",
+        agents=("right", "left"),
+        learning_rate=0.05,
+        agent_type_feature=True,
+        normalize_observation=True,
     )
     learner = make_learner(tiny_config("opposites", {"all": policy}))
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=30)
     assert metrics["all/episode_return"][0] < 2.2
-    np.testing.assert_array_equal(evaluate(learner, state, jax.random.key(1), 8).episode_return["all"], 3)
+    np.testing.assert_array_equal(
+        evaluate(learner, state, jax.random.key(1), 8).episode_return["all"], 3
+    )

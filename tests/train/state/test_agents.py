@@ -49,12 +49,16 @@ def slicings(draw):
     dealt = {}
     for segment in draw(st.permutations(segments)):
         dealt.setdefault(draw(st.sampled_from("abc")), []).append(segment)
-    return {owner: Assignment(tuple(parts), Discrete(2), Discrete(2)) for owner, parts in dealt.items()}
+    return {
+        owner: Assignment(tuple(parts), Discrete(2), Discrete(2)) for owner, parts in dealt.items()
+    }
 
 
 @given(slicings())
 def test_scatter_undoes_gather(assignments):
-    values = {group: np.arange(2 * size).reshape(2, size) + 100 * size for group, size in SMALL.items()}
+    values = {
+        group: np.arange(2 * size).reshape(2, size) + 100 * size for group, size in SMALL.items()
+    }
     by_policy = {name: gather(assignment, values) for name, assignment in assignments.items()}
     for name, assignment in assignments.items():
         assert by_policy[name].shape == (2, assignment.num_agents)
@@ -71,7 +75,9 @@ def test_gather_keeps_the_order_of_the_selectors():
 
 def test_spaces_of_a_policy_are_those_of_one_agent():
     env = Pair()
-    spaces = policies.assign_agents(env, env.default_params, {"pilot": PolicyConfig(), "clerk": PolicyConfig()})
+    spaces = policies.assign_agents(
+        env, env.default_params, {"pilot": PolicyConfig(), "clerk": PolicyConfig()}
+    )
     assert spaces["clerk"].action_space == wdjax.MultiDiscrete((2, 3))
     assert spaces["pilot"].observation_space.shape == (1,)
     assert spaces["clerk"].num_agents == 3

@@ -42,15 +42,21 @@ def test_merging_is_the_statistics_of_everything_seen_at_once(values, live):
         statistics = merge(statistics, np.where(flag[..., None], part, np.nan), flag)
     seen = values[live].astype(np.float64)
     assert statistics.count == len(seen)
-    np.testing.assert_allclose(statistics.mean, seen.mean(0) if len(seen) else 0, rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(statistics.variance, seen.var(0) if len(seen) else 1, rtol=1e-3, atol=1.0)
+    np.testing.assert_allclose(
+        statistics.mean, seen.mean(0) if len(seen) else 0, rtol=1e-4, atol=1e-3
+    )
+    np.testing.assert_allclose(
+        statistics.variance, seen.var(0) if len(seen) else 1, rtol=1e-3, atol=1.0
+    )
 
 
 def test_merge_by_hand():
     # seen 1, 3 (mean 2, variance 1); now 8 and a dead row: 1, 3, 8 have mean 4 and variance (9 + 1 + 16) / 3
     seen = RunningStatistics(jnp.float32(2), jnp.float32(2), jnp.float32(1))
     merged = merge(seen, np.array([8.0, np.inf], np.float32), np.array([True, False]))
-    np.testing.assert_allclose((merged.count, merged.mean, merged.variance), (3, 4, 26 / 3), rtol=1e-6)
+    np.testing.assert_allclose(
+        (merged.count, merged.mean, merged.variance), (3, 4, 26 / 3), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("variance", [1e-12, 9e29, 1e33])
@@ -106,7 +112,9 @@ def test_observations_by_hand():
     assert seen["inner"]["kind"] is obs["inner"]["kind"]
     # a value that never changed has deviation 0: clipped, never infinite
     other = {**obs, "inner": {**obs["inner"], "x": np.array([[1e9, 3.0], [-1e9, 1.0]], np.float32)}}
-    np.testing.assert_allclose(normalize_observation(statistics, other)["inner"]["x"], [[10, 10], [-10, -10]])
+    np.testing.assert_allclose(
+        normalize_observation(statistics, other)["inner"]["x"], [[10, 10], [-10, -10]]
+    )
 
 
 # --- rewards ---
@@ -114,7 +122,9 @@ def test_observations_by_hand():
 
 def test_rewards_are_divided_by_the_deviation_alone():
     statistics = RunningStatistics(jnp.float32(5), jnp.float32(100), jnp.float32(4))
-    np.testing.assert_allclose(normalize_reward(statistics, jnp.array([3.0, -1.0, 99.0, -99.0])), [1.5, -0.5, 10, -10])
+    np.testing.assert_allclose(
+        normalize_reward(statistics, jnp.array([3.0, -1.0, 99.0, -99.0])), [1.5, -0.5, 10, -10]
+    )
 
 
 def test_a_rollout_s_rewards_are_scaled_by_what_was_seen_before_it():
@@ -132,7 +142,9 @@ def test_a_rollout_s_rewards_are_scaled_by_what_was_seen_before_it():
     assert after.count == 4
     np.testing.assert_allclose(after.mean, 15 / 4)
     np.testing.assert_allclose(after.variance, (4 + 9 + 16 + 64) / 4 - (15 / 4) ** 2, rtol=1e-6)
-    np.testing.assert_allclose(memory.discounted_return, [[0], [4]])  # 0 in another episode; half of 8
+    np.testing.assert_allclose(
+        memory.discounted_return, [[0], [4]]
+    )  # 0 in another episode; half of 8
     assert scale_reward(Normalizer(None, None), memory, hypers, rows, over)[0] is reward
 
 
@@ -140,7 +152,9 @@ def test_discounted_returns_by_hand():
     # two replicas of one agent; the first one's episode ends in its second step; before it was 4 already
     reward = np.array([[[1.0], [1.0]], [[2.0], [1.0]], [[3.0], [1.0]]], np.float32)
     over = np.array([[False, False], [True, False], [False, False]])
-    sums, last = jax.jit(discounted_returns)(np.array([[4.0], [0.0]], np.float32), reward, over, 0.5)
+    sums, last = jax.jit(discounted_returns)(
+        np.array([[4.0], [0.0]], np.float32), reward, over, 0.5
+    )
     np.testing.assert_allclose(sums[:, :, 0], [[1 + 4, 1], [2 + 2.5, 1.5], [3, 1.75]])
     np.testing.assert_allclose(last, [[1.5], [0.875]])
     _, last = jax.jit(discounted_returns)(last, reward[:1], np.array([[True, False]]), 0.5)

@@ -11,7 +11,15 @@ import pytest
 from jax.sharding import PartitionSpec
 from probes import NETWORK, tiny_config, tiny_policy
 
-from wdjax.train import NetworkConfig, PolicyConfig, Trainer, evaluate, load_run, make_learner, read_metrics
+from wdjax.train import (
+    NetworkConfig,
+    PolicyConfig,
+    Trainer,
+    evaluate,
+    load_run,
+    make_learner,
+    read_metrics,
+)
 from wdjax.train.algorithms.on_policy.minibatches import shuffle
 from wdjax.train.algorithms.on_policy.update import choose_replicas
 from wdjax.train.config.schema import DDPGConfig
@@ -36,7 +44,13 @@ from wdjax.train.state import sharding as devices_module
 from wdjax.train.state.metric import values_of
 from wdjax.train.state.normalization import new_statistics, update_statistics
 from wdjax.train.state.rows import Rollout
-from wdjax.train.state.sharding import choose_devices, lay_out, make_mesh, require_all_processes, require_devices
+from wdjax.train.state.sharding import (
+    choose_devices,
+    lay_out,
+    make_mesh,
+    require_all_processes,
+    require_devices,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -86,7 +100,9 @@ SEVERAL = {
 def plain(tree):
     """Returns a tree as NumPy arrays, keys as their numbers."""
     is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+    return jax.tree.map(
+        lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree
+    )
 
 
 @functools.cache
@@ -103,7 +119,10 @@ def assert_same_run(name, num_devices):
     _, *others = three_updates(name, num_devices)
     jax.tree.map(np.testing.assert_array_equal, plain(first), plain(others[0]))
     mine, theirs = plain(last), plain(others[1])
-    whole_numbers = lambda tree: [leaf for leaf in jax.tree.leaves(tree) if leaf.dtype.kind in "iub"]  # noqa: E731
+
+    def whole_numbers(tree):
+        return [leaf for leaf in jax.tree.leaves(tree) if leaf.dtype.kind in "iub"]
+
     jax.tree.map(np.testing.assert_array_equal, whole_numbers(mine), whole_numbers(theirs))
     near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     for policy, learned in mine.policies.items():
@@ -117,7 +136,9 @@ def assert_same_run(name, num_devices):
 # --- the whole ---
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(number, marks=pytest.mark.slow) for number in (2, 4, 8)])
+@pytest.mark.parametrize(
+    "num_devices", [pytest.param(number, marks=pytest.mark.slow) for number in (2, 4, 8)]
+)
 def test_learns_what_one_device_learns(num_devices):
     assert_same_run("quick", num_devices)
 
@@ -132,7 +153,9 @@ def test_every_option_learns_what_one_device_learns(name, num_devices):
 def test_the_runs_of_these_tests_end_episodes_and_learn():
     _, first, last, metrics = three_updates("quick", 1)
     assert np.all(metrics["episodes"] > 0)
-    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), plain(first).policies, plain(last).policies)
+    moved = jax.tree.map(
+        lambda a, b: bool(np.any(a != b)), plain(first).policies, plain(last).policies
+    )
     assert all(jax.tree.leaves(moved["agent"].params))
 
 
@@ -143,7 +166,9 @@ def test_what_is_learned_is_the_same_on_every_device_and_replicas_are_split():
         for shard in leaf.addressable_shards:
             np.testing.assert_array_equal(shard.data, leaf.addressable_shards[0].data)
     for leaf in jax.tree.leaves((last.replicas, last.obs, last.live)):
-        assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {learner.config.num_envs // 2}
+        assert {shard.data.shape[0] for shard in leaf.addressable_shards} == {
+            learner.config.num_envs // 2
+        }
 
 
 def test_one_device_runs_the_plain_program():
@@ -159,7 +184,9 @@ def test_one_device_runs_the_plain_program():
 
 def test_layout_has_a_place_for_every_part_of_the_state():
     state = jax.eval_shape(make_learner(QUICK).init, KEY)
-    places = jax.tree.map(lambda place, part: jax.tree.map(lambda _: place, part), lay_out("split", "whole"), state)
+    places = jax.tree.map(
+        lambda place, part: jax.tree.map(lambda _: place, part), lay_out("split", "whole"), state
+    )
     assert {name for name in vars(places) if "split" in jax.tree.leaves(getattr(places, name))} == {
         "replicas", "obs", "live"
     }  # fmt: skip
@@ -168,7 +195,9 @@ def test_layout_has_a_place_for_every_part_of_the_state():
 # --- the parts, by hand: on 4 devices with 2 rows each ---
 
 VALUES = np.array([1.0, 2.0, 6.0, 0.0, 5.0, 9.0, 9.0, 9.0], np.float32)
-LIVE = np.array([1, 1, 1, 0, 1, 0, 0, 0], bool)  # one device has none that is live, others one or two
+LIVE = np.array(
+    [1, 1, 1, 0, 1, 0, 0, 0], bool
+)  # one device has none that is live, others one or two
 
 
 def on_four(function, *arguments, out=WHOLE):
@@ -195,19 +224,28 @@ def test_gradient_is_that_of_all_rows():
 def test_variance_is_that_of_all_rows_also_far_from_0():
     """A sum of squares less the square of the mean would lose all of it at a mean of 10,000."""
     values = VALUES + 1e4
-    assert on_four(masked_variance, values, LIVE) == pytest.approx(np.var(values[LIVE].astype(float)), rel=1e-4)
+    assert on_four(masked_variance, values, LIVE) == pytest.approx(
+        np.var(values[LIVE].astype(float)), rel=1e-4
+    )
     assert on_four(masked_variance, values, np.zeros(8, bool)) == 0
 
 
 def test_statistics_merge_all_rows():
     expected = update_statistics(new_statistics(), VALUES, LIVE)
-    found = on_four(lambda values, live: update_statistics(new_statistics(), values, live), VALUES, LIVE)
+    found = on_four(
+        lambda values, live: update_statistics(new_statistics(), values, live), VALUES, LIVE
+    )
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
 
 
 def test_flags_and_sums_of_all_devices():
     def facts(live):
-        return any_of(live), total(jnp.sum(live)), average(jnp.sum(live, dtype=jnp.float32)), jnp.int32(num_shards())
+        return (
+            any_of(live),
+            total(jnp.sum(live)),
+            average(jnp.sum(live, dtype=jnp.float32)),
+            jnp.int32(num_shards()),
+        )
 
     last = np.arange(8) == 7  # on the last device only
     assert on_four(facts, last) == (True, 1, 0.25, 4)
@@ -232,7 +270,9 @@ def test_episodes_are_those_of_all_devices():
     @jax.jit
     @functools.partial(ON_FOUR, in_specs=PartitionSpec(None, AXIS), out_specs=WHOLE)
     def metrics(over, length):
-        return values_of(episode_metrics(Rollout({}, {}, {}, {}, over, {}, length, {"tags": 2 * length}), {}))
+        return values_of(
+            episode_metrics(Rollout({}, {}, {}, {}, over, {}, length, {"tags": 2 * length}), {})
+        )
 
     over, length = np.array([[0, 0, 0, 0, 0, 1, 0, 1]], bool), np.arange(8)[None]
     expected = {"episodes": 2, "episode_length": 6, "episode_length_min": 5, "episode_length_max": 7,
@@ -250,9 +290,13 @@ def test_rows_there_and_back():
 
 
 def test_blocks_keep_their_numbers_and_keys():
-    np.testing.assert_array_equal(jax.jit(ON_FOUR(lambda: block_numbers(2), in_specs=(), out_specs=SPLIT))(), range(8))
+    np.testing.assert_array_equal(
+        jax.jit(ON_FOUR(lambda: block_numbers(2), in_specs=(), out_specs=SPLIT))(), range(8)
+    )
     draw = lambda num_blocks: jax.random.key_data(step_keys(KEY, 3, 2, num_blocks))  # noqa: E731
-    found = ON_FOUR(functools.partial(draw, 2), in_specs=(), out_specs=PartitionSpec(None, None, AXIS))
+    found = ON_FOUR(
+        functools.partial(draw, 2), in_specs=(), out_specs=PartitionSpec(None, None, AXIS)
+    )
     np.testing.assert_array_equal(jax.jit(found)(), draw(8))
 
 
@@ -264,7 +308,9 @@ def test_minibatches_take_the_rows_that_they_take_on_one_device():
     def take(rows):
         return rows.reshape(-1)[shuffle(KEY, rows.shape, 2, 2)]
 
-    found = jax.jit(ON_FOUR(take, in_specs=PartitionSpec(None, AXIS), out_specs=PartitionSpec(None, AXIS)))(rows)
+    found = jax.jit(
+        ON_FOUR(take, in_specs=PartitionSpec(None, AXIS), out_specs=PartitionSpec(None, AXIS))
+    )(rows)
     np.testing.assert_array_equal(found, shuffle(KEY, shape, 8, 2))
 
 
@@ -273,7 +319,9 @@ def test_replicas_are_chosen_among_all(ratio):
     positive = np.zeros(16, bool)
     positive[[0, 1, 3, 9]] = True  # the devices have 3, 0, 1 and 0
     usable = ~np.isin(np.arange(16), [2, 14])
-    found = on_four(lambda *flags: choose_replicas(KEY, *flags, ratio, 2), positive, usable, out=SPLIT)
+    found = on_four(
+        lambda *flags: choose_replicas(KEY, *flags, ratio, 2), positive, usable, out=SPLIT
+    )
     assert found.sum() == 4 + int(4 * ratio)
     np.testing.assert_array_equal(found, choose_replicas(KEY, positive, usable, ratio, 8))
 
@@ -292,7 +340,10 @@ DEVICES_BLOCKS_CHOSEN = [(1, 8, 1), (8, 8, 8), (6, 8, 4), (8, 6, 6), (4, 6, 3), 
 def test_takes_the_most_devices_that_divide_the_blocks(monkeypatch, there, blocks, chosen):
     monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(devices_module.jax, "device_count", lambda: there)
-    assert choose_devices(dataclasses.replace(QUICK, num_envs=24 * blocks, num_blocks=blocks)) == chosen
+    assert (
+        choose_devices(dataclasses.replace(QUICK, num_envs=24 * blocks, num_blocks=blocks))
+        == chosen
+    )
 
 
 def test_refuses_what_does_not_fit():
@@ -302,13 +353,17 @@ def test_refuses_what_does_not_fit():
         validate(dataclasses.replace(QUICK, devices=-1))
     many = dataclasses.replace(QUICK, num_envs=16, num_blocks=16, devices=16)
     found = r"devices = 16: must be at most 8: jax finds 8 devices \(cpu\)\. Lower devices"
-    with pytest.raises(ValueError, match=rf"{found}, or set XLA_FLAGS=--xla_force_host_platform_device_count=16$"):
+    with pytest.raises(
+        ValueError, match=rf"{found}, or set XLA_FLAGS=--xla_force_host_platform_device_count=16$"
+    ):
         make_learner(many)
 
 
 def test_devices_that_a_gpu_host_lacks_are_refused_without_a_cpu_remedy(monkeypatch):
     monkeypatch.setattr(devices_module.jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ValueError, match=r"must be at most 1: jax finds 1 device \(cpu\)\. Lower devices$"):
+    with pytest.raises(
+        ValueError, match=r"must be at most 1: jax finds 1 device \(cpu\)\. Lower devices$"
+    ):
         require_devices(2, 1)
 
 
@@ -319,7 +374,9 @@ def test_devices_that_a_gpu_host_lacks_are_refused_without_a_cpu_remedy(monkeypa
 def moved_run(tmp_path_factory):
     """Returns the folder of a run that began on 4 devices and went on on 2, and its last state."""
     folder = tmp_path_factory.mktemp("moved") / "run"
-    config = dataclasses.replace(QUICK, updates_per_chunk=1, checkpoint_every=1, best_metric="none", devices=4)
+    config = dataclasses.replace(
+        QUICK, updates_per_chunk=1, checkpoint_every=1, best_metric="none", devices=4
+    )
     Trainer(dataclasses.replace(config, total_env_steps=2 * 48), folder, quiet=True).train()
     config = dataclasses.replace(config, devices=2, total_env_steps=3 * 48)
     return folder, Trainer(config, folder, resume=True, quiet=True).train()
@@ -345,7 +402,9 @@ def test_a_run_of_several_devices_is_looked_at_on_one(moved_run):
     assert learner.setup.num_devices == 1
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(state)} == {1}
     several = make_learner(dataclasses.replace(learner.config, devices=2))
-    mine, theirs = (evaluate(one, its, KEY, 8) for one, its in ((learner, state), (several, moved_run[1])))
+    mine, theirs = (
+        evaluate(one, its, KEY, 8) for one, its in ((learner, state), (several, moved_run[1]))
+    )
     np.testing.assert_array_equal(mine.episode_return["agent"], theirs.episode_return["agent"])
 
 
@@ -353,7 +412,9 @@ def test_a_run_of_several_devices_is_looked_at_on_one(moved_run):
 def test_a_population_runs_on_several_devices():
     learner = make_learner(dataclasses.replace(QUICK, devices=2))
     keys = jnp.stack([KEY, jax.random.key(1)])
-    states, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=3)))(jax.vmap(learner.init)(keys))
+    states, metrics = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=3)))(
+        jax.vmap(learner.init)(keys)
+    )
     *_, last, alone = three_updates("quick", 2)
     near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(lambda many, one: near(many[0], one), plain(states).policies, plain(last).policies)
@@ -363,7 +424,13 @@ def test_a_population_runs_on_several_devices():
 # --- several processes ---
 
 
-PROCESSES_DEVICES_BLOCKS_CHOSEN = [(2, 8, 8, 8), (2, 8, 6, 6), (2, 6, 8, 4), (3, 12, 6, 6), (2, 2, 8, 2)]
+PROCESSES_DEVICES_BLOCKS_CHOSEN = [
+    (2, 8, 8, 8),
+    (2, 8, 6, 6),
+    (2, 6, 8, 4),
+    (3, 12, 6, 6),
+    (2, 2, 8, 2),
+]
 
 
 @pytest.mark.parametrize(("count", "there", "blocks", "chosen"), PROCESSES_DEVICES_BLOCKS_CHOSEN)
@@ -379,9 +446,15 @@ def test_every_process_has_equally_many_devices(monkeypatch, count, there, block
 
 def test_refuses_devices_that_processes_cannot_share(monkeypatch):
     monkeypatch.setattr(devices_module.jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="num_blocks = 3: must be a multiple of 2, the number of processes"):
+    with pytest.raises(
+        ValueError, match="num_blocks = 3: must be a multiple of 2, the number of processes"
+    ):
         choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=3))
-    with pytest.raises(ValueError, match="devices = 3: must be a multiple of 2, the number of processes"):
+    with pytest.raises(
+        ValueError, match="devices = 3: must be a multiple of 2, the number of processes"
+    ):
         choose_devices(dataclasses.replace(QUICK, num_envs=9, num_blocks=9, devices=3))
-    with pytest.raises(ValueError, match="devices = 1: must be a multiple of 2, the number of processes"):
+    with pytest.raises(
+        ValueError, match="devices = 1: must be a multiple of 2, the number of processes"
+    ):
         require_all_processes(choose_devices(dataclasses.replace(QUICK, devices=1)))
