@@ -1,5 +1,6 @@
-"""The kernels of A2C's and PPO's networks against plain XLA, step by step in XLA (`interpret`): no GPU is needed."""
+"""Compare the kernels of A2C and PPO, interpreted in XLA, with plain XLA. No GPU is needed."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wdjax.train import load_config, make_learner
-from wdjax.train.algorithms.on_policy.acting import ByKernel, draw_actions, draw_by_kernel
-from wdjax.train.algorithms.on_policy.losses import Objective, a2c_loss, kernel_gradient, loss
-from wdjax.train.algorithms.on_policy.minibatches import Batch
+from wdjax.train import A2C, load_config, make_learner
+from wdjax.train.algorithms.fit import Batch
+from wdjax.train.fast.choose import policy_engine
+from wdjax.train.fast.cuda import ByKernel, draw_by_kernel, kernel_gradient
+from wdjax.train.fast.plain import Plain
 from wdjax.train.kernels.act import choose, pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel
 from wdjax.train.kernels.layers import Shape, reaches, towers_of, transposed
@@ -29,9 +31,12 @@ WIDE |= {
     for name, factor in (("tagger", 1), ("runner", 2))
 }
 HALF = {f"policies.{name}.network.compute_dtype": "bfloat16" for name in ("tagger", "runner")}
+NETWORK = "policies.agent.network"
+LIMIT = "kernels support up to 256"
+DEEP_SETS = {f"policies.{name}.network.encoder": "deep_sets" for name in ("tagger", "runner")}
 GELU = {"policies.shared.network.hidden_sizes": [16], "policies.shared.network.activation": "gelu"}
-# Of tanh networks, whose products take float16: each of several roundings is 2^-12 = 2.4e-4 at most. The gradient of
-# the whole, over many rows, is nearer; metrics, too, see the rounded outputs.
+# Products of tanh networks use float16: each of several roundings is at most 2^-12 = 2.4e-4.
+# Metrics are computed from the rounded outputs.
 FLOAT16 = 3e-3
 CASES = {  # preset, changes, policy, relative error of a gradient
     "one_tower": ("tag_gridworld", {}, "shared", 1e-5),
@@ -50,9 +55,9 @@ CASES = {  # preset, changes, policy, relative error of a gradient
 
 @functools.cache
 def make_case(name):
-    """Returns (policy, state with parameters far from the start, hypers, tolerance)."""
+    """Return (policy, state with parameters far from the initial ones, hypers, tolerance)."""
     preset, changes, policy, tolerance = CASES[name]
-    if name.startswith("wide"):  # 100 + 100 outputs are too many to be narrow
+    if name.startswith("wide"):  # too many outputs for a narrow network
         levels = {"env_params.num_acceleration_levels": 40, "env_params.num_turn_levels": 40}
         changes = {**changes, **levels}
     learner = make_learner(load_config(preset, num_envs=8, **changes))
@@ -74,23 +79,18 @@ def make_case(name):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def rows_to_learn_from(policy, num_rows):
+def random_batch(policy, num_rows):
     keys = iter(jax.random.split(jax.random.key(2), 8))
-    obs = jax.random.normal(next(keys), (num_rows, policy.kernels.num_inputs))
+    obs = jax.random.normal(next(keys), (num_rows, policy.engine.shape.num_inputs))
     space = policy.assignment.action_space
     action = jax.vmap(space.sample)(jax.random.split(next(keys), num_rows))
     names = ("value", "advantage", "target", "log_prob")
     numbers = {name: jax.random.normal(next(keys), (num_rows,)) for name in names}
-    likely = -sum(np.log(policy.kernels.sizes))
-    log_prob = (
-        likely + 0.1 * numbers.pop("log_prob")
-        if policy.config.algorithm == "PPO"
-        else numbers.pop("log_prob")
-    )
-    live = jax.random.bernoulli(next(keys), 0.8, (num_rows,))
-    return Batch(
-        obs, action, log_prob if policy.config.algorithm == "PPO" else None, live=live, **numbers
-    )
+    uniform = -sum(np.log(policy.engine.shape.sizes))
+    log_prob = uniform + 0.1 * numbers.pop("log_prob")
+    valid = jax.random.bernoulli(next(keys), 0.8, (num_rows,))
+    kept = log_prob if policy.algorithm.keeps_log_prob else None
+    return Batch(obs, action, kept, valid=valid, **numbers)
 
 
 QUICK = {"one_tower", "two_towers"}
@@ -100,15 +100,13 @@ QUICK = {"one_tower", "two_towers"}
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
 )
-def test_the_kernels_gradient_is_that_of_the_loss(name):
+def test_kernel_gradient_equals_gradient_of_the_loss(name):
     policy, state, hypers, tolerance = make_case(name)
-    assert policy.kernels.is_narrow == (not name.startswith("wide"))
-    batch = rows_to_learn_from(policy, 333)  # no multiple of a block
-    grads, metrics = jax.jit(
-        lambda batch: kernel_gradient(policy, state, hypers, batch, interpret=True)
-    )(batch)
-    loss_of = lambda params, batch: loss(policy, state.replace(params=params), hypers, batch)  # noqa: E731
-    expected, expected_metrics = jax.jit(jax.grad(loss_of, has_aux=True))(state.params, batch)
+    assert policy.engine.shape.is_narrow == (not name.startswith("wide"))
+    batch = random_batch(policy, 333)  # not a multiple of a block
+    inputs = (policy.algorithm.loss, policy, state, hypers)
+    grads, metrics = jax.jit(lambda batch: kernel_gradient(*inputs, batch, interpret=True))(batch)
+    expected, expected_metrics = jax.jit(functools.partial(Plain().sum_gradient, *inputs))(batch)
     assert set(metrics) == set(expected_metrics)
     for metric, value in expected_metrics.items():
         np.testing.assert_allclose(
@@ -124,22 +122,20 @@ def test_the_kernels_gradient_is_that_of_the_loss(name):
         )
 
 
-SMALL = Shape(
-    16, (16,), (2, 3), scalar=False, shared=True, activation="tanh", dtype="float32"
-)  # 16 inputs: no padding
-HYPERS = {name: jnp.float32(value) for name, value in (
-    ("value_coefficient", 0.5), ("entropy_coefficient", 0.01), ("value_clip", jnp.inf)
-)}  # fmt: skip
-OBJECTIVE = Objective(a2c_loss, normalized=False)
+# 16 inputs need no padding
+SMALL = Shape(16, (16,), (2, 3), scalar=False, shared=True, activation="tanh", dtype="float32")
+OPTIONS = A2C.Options(value_coefficient=0.5, entropy_coefficient=0.01)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def small_case(num_rows, seed=0):
-    """Returns (params, inputs, action, row) of a network with one hidden layer, by hand."""
+    """Return (params, inputs, action, row) of a network with one hidden layer."""
     keys = iter(jax.random.split(jax.random.key(seed), 16))
-    layer = lambda rows, columns: {  # noqa: E731
-        "kernel": jax.random.normal(next(keys), (rows, columns)) / 4, "bias": jax.random.normal(next(keys), (columns,))
-    }  # fmt: skip
+
+    def layer(rows, columns):
+        kernel = jax.random.normal(next(keys), (rows, columns)) / 4
+        return {"kernel": kernel, "bias": jax.random.normal(next(keys), (columns,))}
+
     params = {
         "trunk": {"mlp": {"layer_0": layer(16, 16)}},
         "policy_head": layer(16, 5),
@@ -153,12 +149,13 @@ def small_case(num_rows, seed=0):
         name: jax.random.normal(next(keys), (num_rows,))
         for name in ("value", "advantage", "target")
     }
-    return params, inputs, action, {**row, "live": jnp.arange(num_rows) % 5 != 1}
+    return params, inputs, action, {**row, "valid": jnp.arange(num_rows) % 5 != 1}
 
 
 @jax.jit
 def by_kernel(params, inputs, action, row):
-    return gradient_kernel(SMALL, params, inputs, action, row, OBJECTIVE, HYPERS, interpret=True)
+    loss = A2C().loss
+    return gradient_kernel(SMALL, params, inputs, action, row, loss, OPTIONS, interpret=True)
 
 
 @jax.jit
@@ -175,10 +172,12 @@ def by_xla(params, inputs, action, row):
             for i, log in enumerate(logs)
         )
         entropy = -sum(jnp.sum(jnp.exp(log) * log, axis=1) for log in logs)
-        terms = OBJECTIVE.terms(log_prob, entropy, head("value_head")[:, 0], row, HYPERS)
-        sums = {
-            name: jnp.sum(jnp.where(row["live"], values, 0.0)) for name, values in terms.items()
+        terms = {
+            "policy_loss": -log_prob * row["advantage"],
+            "value_loss": (head("value_head")[:, 0] - row["target"]) ** 2,
+            "entropy": entropy,
         }
+        sums = {name: jnp.sum(jnp.where(row["valid"], term, 0.0)) for name, term in terms.items()}
         return sums["policy_loss"] + 0.5 * sums["value_loss"] - 0.01 * sums["entropy"], sums
 
     return jax.grad(loss_of, has_aux=True)(params)
@@ -198,12 +197,12 @@ def check_near(found, expected):
         *(pytest.param(number, marks=pytest.mark.slow) for number in (63, 64)),
     ],
 )
-def test_every_row_counts_once_whatever_their_number(num_rows):
+def test_every_transition_counts_once(num_rows):
     case = small_case(num_rows)
     check_near(by_kernel(*case), by_xla(*case))
 
 
-def test_float16_holds_gradients_of_any_size():
+def test_gradients_of_any_magnitude_fit_float16():
     params, inputs, action, row = small_case(PROGRAMS * ROWS + 1)  # two blocks for each program
     for exponents in (
         jnp.linspace(-2.0, 7.0, len(inputs)),
@@ -223,22 +222,22 @@ def test_float16_holds_gradients_of_any_size():
 @pytest.mark.parametrize(
     "place", [2, PROGRAMS * ROWS - 1]
 )  # in the first and in the second block of a program
-def test_a_loss_that_is_not_finite_gives_gradients_that_are_not(number, place):
+def test_non_finite_loss_gives_non_finite_gradients(number, place):
     params, inputs, action, row = small_case(PROGRAMS * ROWS + 1)
-    assert row["live"][place]
+    assert row["valid"][place]
     row["advantage"] = row["advantage"].at[place].set(number)
     for leaf in jax.tree.leaves(by_kernel(params, inputs, action, row)[0]["policy_head"]):
         assert not np.isfinite(leaf).any()
 
 
-def test_dead_rows_have_no_gradient():
+def test_invalid_transitions_have_no_gradient():
     params, inputs, action, row = small_case(65)
-    grads, sums = by_kernel(params, inputs, action, {**row, "live": jnp.zeros(65, bool)})
+    grads, sums = by_kernel(params, inputs, action, {**row, "valid": jnp.zeros(65, bool)})
     for leaf in jax.tree.leaves((grads, sums)):
         np.testing.assert_array_equal(leaf, 0.0)
 
 
-def test_the_gradient_of_many_seeds_is_that_of_each():
+def test_vmapped_gradient_equals_gradients_of_members():
     cases = [small_case(65, seed) for seed in range(3)]
     found = jax.device_get(
         jax.vmap(by_kernel)(*jax.tree.map(lambda *leaves: np.stack(leaves), *cases))
@@ -248,29 +247,27 @@ def test_the_gradient_of_many_seeds_is_that_of_each():
 
 
 @pytest.mark.parametrize("name", [*sorted(QUICK), pytest.param("wide", marks=pytest.mark.slow)])
-def test_the_kernel_draws_what_plain_xla_draws(name):
+def test_kernel_samples_actions_of_plain_xla(name):
     policy, state, _, tolerance = make_case(name)
     keys = jax.random.split(jax.random.key(3), 4)
-    obs = jax.random.normal(jax.random.key(4), (8, 21, policy.kernels.num_inputs))
+    obs = jax.random.normal(jax.random.key(4), (8, 21, policy.engine.shape.num_inputs))
 
     @jax.jit
     def draw(obs):
-        player = ByKernel(
-            state, transposed(towers_of(state.params, policy.kernels), policy.kernels)
-        )
-        return draw_by_kernel(policy, player, obs, keys, interpret=True)
+        shape = policy.engine.shape
+        acting = ByKernel(state, transposed(towers_of(state.params, shape), shape))
+        return draw_by_kernel(policy, acting, obs, keys, interpret=True)
 
     action, notes = draw(obs)
-    expected, expected_notes, _ = jax.jit(functools.partial(draw_actions, policy))(
-        state, None, obs, keys
-    )
+    act = jax.jit(functools.partial(Plain().act, policy))
+    expected, expected_notes, _ = act(state, None, obs, keys)
     assert action.shape == expected.shape
     assert set(notes) == set(expected_notes)
     assert ("log_prob" in notes) == (policy.config.algorithm == "PPO")
     if tolerance < 1e-3:
         np.testing.assert_array_equal(action, expected)
         assert len(np.unique(action)) > 1
-    else:  # rounded logits: a draw near the edge of two choices may fall on the other side
+    else:  # a draw close to the boundary of two actions may select the other one
         assert np.mean(action == expected) > 0.9
     for note, values in notes.items():
         np.testing.assert_allclose(
@@ -278,31 +275,31 @@ def test_the_kernel_draws_what_plain_xla_draws(name):
         )
 
 
-def test_kernels_are_used_on_a_gpu_but_not_for_exact_products(monkeypatch):
+def test_a_gpu_acts_by_kernel_except_at_highest_precision(monkeypatch):
     policy, state, _, _ = make_case("one_tower")
-    assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)  # this is a CPU
+    assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)  # on the CPU
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    policy = dataclasses.replace(policy, engine=policy_engine(policy, kernels=True))
     assert isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)
     with jax.default_matmul_precision("highest"):
         assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)
 
 
 @pytest.mark.parametrize(
-    ("preset", "changes"),
+    ("preset", "changes", "reason"),
     [
-        ("pendulum_ppo", {}),  # actions of real numbers
-        ("cartpole_ppo", {"policies.agent.network.recurrent_size": 16, "num_envs": 32}),
-        ("cartpole_ppo", {"policies.agent.network.hidden_sizes": [512]}),
-        ("cartpole_ppo", {"policies.agent.network.hidden_sizes": []}),
-        (
-            "tag_small",
-            {f"policies.{name}.network.encoder": "deep_sets" for name in ("tagger", "runner")},
-        ),
+        ("pendulum_ppo", {}, "its actions are continuous"),
+        ("cartpole_ppo", {f"{NETWORK}.recurrent_size": 16, "num_envs": 32}, "it is recurrent"),
+        ("cartpole_ppo", {f"{NETWORK}.hidden_sizes": [512]}, f"hidden_sizes [512]: {LIMIT}"),
+        ("cartpole_ppo", {f"{NETWORK}.hidden_sizes": []}, f"hidden_sizes []: {LIMIT}"),
+        ("tag_small", DEEP_SETS, "its encoder is deep_sets"),
     ],
 )
-def test_what_has_no_kernel_says_so(preset, changes):
+def test_policy_without_kernels_records_the_reason(preset, changes, reason):
     learner = make_learner(load_config(preset, **changes))
-    assert all(policy.kernels is None for policy in learner.setup.policies.values())
+    for policy in learner.setup.policies.values():
+        assert policy.engine.shape is None
+        assert policy.engine.reason == reason
 
 
 def test_pieces_cover_a_size_by_powers_of_two():
@@ -311,26 +308,27 @@ def test_pieces_cover_a_size_by_powers_of_two():
     assert pieces(128) == [(0, 128)]
 
 
-def test_kernels_are_on_unless_they_are_not_wanted():
-    for wanted in ({}, {"kernels": True}, {"kernels": False}):
-        learner = make_learner(load_config("tag_gridworld", **wanted))
-        assert (learner.setup.policies["shared"].kernels is None) == (wanted == {"kernels": False})
+@pytest.mark.parametrize("kernels", [None, True, False])
+def test_kernels_are_enabled_by_default(kernels):
+    changes = {} if kernels is None else {"kernels": kernels}
+    engine = make_learner(load_config("tag_gridworld", **changes)).setup.policies["shared"].engine
+    assert (engine.shape is None) == (kernels is False)
+    assert engine.reason == ("kernels: false" if kernels is False else "")
 
 
-def test_kernels_leave_what_they_cannot_count_to_plain_xla():
+def test_kernels_index_at_most_2_31_numbers():
     policy, *_ = make_case("one_tower")
-    most = (2**31 - 1) // policy.kernels.num_inputs
-    assert reaches(policy.kernels, most)
-    assert not reaches(policy.kernels, most + 1)
+    most = (2**31 - 1) // policy.engine.shape.num_inputs
+    assert reaches(policy.engine.shape, most)
+    assert not reaches(policy.engine.shape, most + 1)
 
 
-def test_the_kernel_chooses_nothing_without_a_weight():
-    """As `Categorical.choose`: also by the numbers at which the sums change, which fall where they are added in parts.
-    (A card adds in other parts than a CPU, which takes more columns than a kernel has.)"""
+def test_kernel_never_chooses_an_action_of_probability_0():
+    """Also for uniform numbers equal to a cumulative sum, which depend on the order of addition."""
     size, rng = 441, np.random.default_rng(0)
     allowed = rng.random(size) < 0.3
     logits = jnp.asarray(np.where(allowed, rng.normal(size=size), -200.0), jnp.float32)
-    row = jnp.pad(logits, (3, 5))  # other components beside it
+    row = jnp.pad(logits, (3, 5))  # other components on both sides
     sums = np.asarray(jnp.cumsum(jnp.pad(jnp.exp(logits - logits.max()), (3, 5))))
     edges = sums[sums < sums.max()] / sums.max()
     numbers = np.concatenate([rng.random(2_000, np.float32), edges])
