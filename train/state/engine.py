@@ -150,7 +150,7 @@ class Engine:
             keys: [T, 1 + policies, num_blocks].
             every: draw all random numbers before the loop, as a kernel for whole rollouts reads them.
         """
-        ahead = Ahead(True, uniform_policies(setup)) if every else self.drawn_ahead(setup)
+        ahead = Ahead(True, uniform_policies(setup, every)) if every else self.drawn_ahead(setup)
         env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if ahead.env else keys[:, 0]
         draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
         for name in (name for name in ahead.policies if name not in selves):
@@ -195,9 +195,14 @@ class Ahead(NamedTuple):
     policies: tuple[str, ...]
 
 
-def uniform_policies(setup: Any) -> tuple[str, ...]:
-    """Return the policies whose actions follow from uniform numbers that can be drawn before."""
-    uniform = lambda policy: policy.algorithm.takes_uniform and draws_by_uniform(policy.distribution)  # noqa: E731
+def uniform_policies(setup: Any, every: bool = False) -> tuple[str, ...]:
+    """Return the policies whose actions follow from uniform numbers that can be drawn before.
+
+    Args:
+        setup: static part of the run.
+        every: include policies with a custom `act`, which gets uniform numbers only in a kernel for whole rollouts.
+    """
+    uniform = lambda own: (every or own.algorithm.takes_uniform) and draws_by_uniform(own.distribution)  # noqa: E731
     return tuple(name for name, policy in setup.policies.items() if uniform(policy))
 
 

@@ -196,7 +196,8 @@ def restore(
     target = jax.tree.map(with_place, like)
     stored = as_stored(Path(manager.directory) / str(step), target, name, config is not None)
     found = by_place(_read(manager, step, state=ocp.args.StandardRestore(stored))["state"])
-    leaves = {renamed(place): leaf for place, leaf in found.items()}
+    moved = {renamed(place): leaf for place, leaf in found.items() if renamed(place) != place}
+    leaves = found | moved  # of an option with the name of a hyperparameter of all policies in 0.2, the option's value
     if missing := by_place(target).keys() - leaves.keys():
         leaves |= configured_hypers(config, target, missing)
     state = jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)])
@@ -217,15 +218,16 @@ def as_stored(folder: Path, target: TrainState, name: str, may_lack_hypers: bool
         DamagedCheckpointError: where the checkpoint has other leaves.
     """
     tree = read_tree(folder, name)
-    own, held = by_place(target), {renamed(place): leaf for place, leaf in by_place(tree).items()}
+    own, held = by_place(target), [(renamed(place), leaf) for place, leaf in by_place(tree).items()]
+    names = {place for place, _ in held}
     required = {place for place in own if not (may_lack_hypers and place.startswith("hypers/"))}
-    unknown = {place for place in held.keys() - own.keys() if not place.startswith("hypers/")}
-    other = sorted(required - held.keys() | unknown)
+    unknown = {place for place in names - own.keys() if not place.startswith("hypers/")}
+    other = sorted(required - names | unknown)
     if other:
         words = f"{other[0]} {'is missing' if other[0] in own else 'is unexpected'} ({len(other)} differences)"
         raise DamagedCheckpointError(f"{name} is damaged, or from another configuration or wdjax version: {words}")
     dropped = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
-    stored = [own[place] if place in own else dropped(leaf) for place, leaf in held.items()]
+    stored = [own[place] if place in own else dropped(leaf) for place, leaf in held]
     return jax.tree.unflatten(jax.tree.structure(tree), stored)
 
 

@@ -1,4 +1,4 @@
-"""Configurations: what is refused, in which words, before anything is traced; and how presets and changes are read."""
+"""Invalid configurations raise errors with the field, its value and what is allowed, before tracing."""
 
 import dataclasses
 import math
@@ -12,6 +12,7 @@ from wdjax import Box, Dict, MultiDiscrete, envs, vectorize
 from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, load_config, make_learner
 
 AGENT = "policies.agent"
+PPO = {f"{AGENT}.algorithm": "PPO"}
 NET = f"{AGENT}.network"
 RATE = f"{AGENT}.learning_rate"
 NAN, INF = math.nan, math.inf
@@ -88,13 +89,19 @@ WRONG_TYPE = [
         {f"{AGENT}.normalize_observation": "yes"},
         r"policies\.agent\.normalize_observation = 'yes': must be true or fal",
     ),
-    ({f"{AGENT}.target_kl": "small"}, r"policies\.agent\.target_kl = 'small': must be a number"),
+    (
+        {**PPO, f"{AGENT}.target_kl": "small"},
+        r"policies\.agent\.target_kl = 'small': must be a number",
+    ),
     (
         {f"{AGENT}.neg_pos_env_ratio": [1]},
         r"policies\.agent\.neg_pos_env_ratio = \[1\]: must be a number",
     ),
     ({f"{NET}.recurrent_size": 2.5}, r"network\.recurrent_size = 2\.5: must be a whole number"),
-    ({f"{AGENT}.minibatches": 2.5}, r"policies\.agent\.minibatches = 2\.5: must be a whole number"),
+    (
+        {**PPO, f"{AGENT}.minibatches": 2.5},
+        r"policies\.agent\.minibatches = 2\.5: must be a whole number",
+    ),
     (
         {RATE: "fast"},
         r"learning_rate = 'fast': must be a number or a list of \[env_step, value\] pairs",
@@ -120,7 +127,11 @@ WRONG_TYPE = [
         r"env_params: episode_length = 'x': must be a whole number",
     ),
     ({"env_params.gravity": None}, r"env_params: gravity = None: must be a number"),
-    ({AGENT: PolicyConfig(gamma="high")}, r"policies\.agent\.gamma = 'high': must be a number"),
+    (
+        {AGENT: PolicyConfig(options={"gamma": "high"})},
+        r"policies\.agent\.gamma = 'high': must be a number",
+    ),
+    ({f"{AGENT}.options": 3}, r"policies\.agent\.options = 3: must be a mapping of fields"),
     (
         {NET: PolicyConfig()},
         r"policies\.agent\.network = PolicyConfig\(.*: must be a mapping of fields",
@@ -139,7 +150,7 @@ OUT_OF_RANGE = [
     ({"policies": {"": {"agents": ["agent"]}}}, r"policies = '': must be a name"),
     *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be between 0 and 1")
       for name in ("gamma", "gae_lambda") for value in (-0.1, 1.1, NAN)),
-    *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be (finite and )?above 0")
+    *(({**PPO, f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be (finite and )?above 0")
       for name in ("clip", "value_clip", "target_kl", "max_grad_norm", "optimizer_epsilon") for value in (0, -1, NAN)),
     ({f"{AGENT}.optimizer_epsilon": INF}, r"policies\.agent\.optimizer_epsilon = inf: must be finite"),
     *(({f"{AGENT}.neg_pos_env_ratio": value}, r"policies\.agent\.neg_pos_env_ratio = .*: must be finite \(below 0")
@@ -161,19 +172,14 @@ BATCHES = [
     ({"num_blocks": -1}, r"num_blocks = -1: must be at least 0"),
     ({"num_blocks": 3}, r"num_blocks = 3: must be a divisor of num_envs = 1000"),
     ({"num_blocks": 2000}, r"num_blocks = 2000: must be a divisor of num_envs = 1000"),
-    ({f"{AGENT}.epochs": 0}, r"policies\.agent\.epochs = 0: must be at least 1"),
-    ({f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: must be 1 \(the default\): A2C"),
-    ({f"{AGENT}.minibatches": 0}, r"policies\.agent\.minibatches = 0: must be at least 1"),
+    ({**PPO, f"{AGENT}.epochs": 0}, r"policies\.agent\.epochs = 0: must be at least 1"),
+    ({**PPO, f"{AGENT}.minibatches": 0}, r"policies\.agent\.minibatches = 0: must be at least 1"),
     (
-        {f"{AGENT}.algorithm": "A2C", f"{AGENT}.minibatches": 2},
-        r"minibatches = 2: must be 1 \(the default\): A2C",
-    ),
-    (
-        {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 7},
+        {**PPO, f"{AGENT}.minibatches": 7},
         r"agent\.minibatches = 7: must be a divisor of 12500",
     ),
     (
-        {f"{AGENT}.algorithm": "PPO", f"{AGENT}.minibatches": 1000, "num_blocks": 200},
+        {**PPO, f"{AGENT}.minibatches": 1000, "num_blocks": 200},
         r"minibatches = 1000: must be a divisor of 500",
     ),
 ]
@@ -239,14 +245,17 @@ TAG = [
 ]
 
 
-OUT_OF_PLACE = [  # what an algorithm, an environment or a policy has no use for
-    ("cartpole", {f"{AGENT}.clip": 0.3}, r"policies\.agent\.clip = 0\.3: must be 0\.2 \(the default\): A2C"),
-    ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"policies\.agent\.target_kl = 1\.0: must be inf \(the default\): A2C"),
-    ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.ddpg\.n_step = 5: must be 1 \(the default\): A2C"),
-    ("cartpole_ppo", {f"{AGENT}.ddpg.noise_stddev": -3}, r"ddpg\.noise_stddev = -3\.0: must be 0\.2 .* PPO"),
+OUT_OF_PLACE = [  # what an algorithm, an environment or a policy does not have
+    ("cartpole", {f"{AGENT}.clip": 0.3}, r"clip = 0\.3: A2C has no such option \(PPO has it\)\. Remove it"),
+    ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"target_kl = 1\.0: A2C has no such option \(PPO has it\)"),
+    ("cartpole", {f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: A2C has no such option \(PPO has it\)"),
+    ("cartpole", {f"{AGENT}.n_step": 5}, r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)"),
+    ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)"),
+    ("cartpole_ppo", {f"{AGENT}.noise_stddev": -3}, r"noise_stddev = -3: PPO has no such option \(DDPG has it\)"),
+    ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3},
+     r"entropy_coefficient = 0\.3: DDPG has no such option \(A2C and PPO have it\)"),
     ("cartpole", {f"{AGENT}.action_distribution": "squashed_gaussian"}, r"policies\.agent: .* must be gaussian"),
     ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets': CartPole does not define how"),
-    ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3}, r"entropy_coefficient = 0\.3: must be 0\.01 .* DDPG"),
     ("tag_small", {"policies.runner.past_selves": 2, "num_envs": 5, "policies.runner.minibatches": 1,
                    "policies.tagger.minibatches": 1}, r"num_blocks = 1: must be at least 2, because policies"),
     ("tag_small", {"policies.runner.past_selves_fraction": 1.0}, r"past_selves_fraction = 1\.0: must be .* below 1"),
@@ -254,13 +263,68 @@ OUT_OF_PLACE = [  # what an algorithm, an environment or a policy has no use for
 
 
 @pytest.mark.parametrize(("preset", "changes", "words"), OUT_OF_PLACE)
-def test_what_would_be_ignored_is_refused(preset, changes, words):
+def test_fields_without_effect_are_refused(preset, changes, words):
     refuses(preset, changes, ValueError, words)
 
 
 @pytest.mark.parametrize(("changes", "words"), TAG)
 def test_agents_without_or_with_two_policies_are_refused(changes, words):
     refuses("tag_continuous", changes, ValueError, words)
+
+
+# --- options of algorithms ---
+
+
+def with_option(algorithm, name, value, block=None):
+    """Return a configuration of one policy with an option, flat or in a block."""
+    option = {name: value}
+    policy = {"algorithm": algorithm, **({block: option} if block else option)}
+    return load_config({"env": "pendulum", "policies": {"agent": policy}})
+
+
+@pytest.mark.parametrize(("algorithm", "name", "value"), [
+    ("PPO", "clip", 0.1), ("PPO", "epochs", 3), ("A2C", "gamma", 0.5), ("DDPG", "tau", 0.5), ("DDPG", "n_step", 2),
+])  # fmt: skip
+def test_options_are_read_flat_and_from_the_blocks_of_0_2(algorithm, name, value):
+    expected = with_option(algorithm, name, value)
+    assert getattr(expected.policies["agent"].options, name) == value
+    base = with_option(algorithm, "gamma", 0.99)
+    for block in ("options", "ddpg"):
+        assert with_option(algorithm, name, value, block) == expected
+        changed = load_config(dataclasses.asdict(base), **{f"{AGENT}.{block}.{name}": value})
+        assert changed == expected
+    policy = PolicyConfig(algorithm=algorithm, options={name: value})
+    assert load_config({"env": "pendulum", "policies": {"agent": policy}}) == expected
+    assert (
+        load_config({"env": "pendulum", "policies": {"agent": expected.policies["agent"]}})
+        == expected
+    )
+
+
+def test_an_option_given_twice_is_refused():
+    given = {"clip": 0.1, "options": {"clip": 0.3}}
+    with pytest.raises(
+        ValueError,
+        match=r"policies\.agent\.clip = 0\.1: also given as policies\.agent\.options\.clip",
+    ):
+        load_config({"env": "cartpole", "policies": {"agent": given}})
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("clip", 0.2), ("value_clip", INF), ("epochs", 1), ("ddpg.tau", 0.005), ("ddpg.twin_critics", False),
+])  # fmt: skip
+def test_an_option_of_another_algorithm_is_dropped_at_its_default(name, value):
+    """Files of 0.2 contain the options of all algorithms."""
+    assert load_config("cartpole", **{f"{AGENT}.{name}": value}) == load_config("cartpole")
+
+
+def test_options_of_a_replaced_algorithm_are_refused():
+    policy = dataclasses.replace(load_config("cartpole_ppo").policies["agent"], algorithm="A2C")
+    with pytest.raises(
+        ValueError,
+        match=r"policies\.agent\.\w+ = 4: A2C has no such option \(PPO has it\)\. Remove it",
+    ):
+        load_config("cartpole_ppo", **{AGENT: policy})
 
 
 # --- refusals of make_learner: what Python lets into a dataclass ---
@@ -293,7 +357,11 @@ BUILT = [
         TypeError,
         r"policies\.all\.learning_rate = 'abc'",
     ),
-    (one_policy("cartpole", "agent", gamma=2.0), ValueError, r"policies\.all\.gamma = 2\.0"),
+    (
+        one_policy("cartpole", "agent", options={"gamma": 2.0}),
+        ValueError,
+        r"policies\.all\.gamma = 2\.0",
+    ),
     (
         one_policy("cartpole", "agent", network=NetworkConfig(8)),
         TypeError,
@@ -374,7 +442,7 @@ class Boundless(Signal):
 
 def test_a_squashed_gaussian_needs_a_bounded_box(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_boundless", Boundless)
-    policy = PolicyConfig(action_distribution="squashed_gaussian")
+    policy = PolicyConfig(options={"action_distribution": "squashed_gaussian"})
     with pytest.raises(
         ValueError,
         match=r"agent: action_distribution = 'squashed_gaussian': requires finite bounds",

@@ -51,15 +51,11 @@ def test_yaml_python_and_the_command_line_read_the_same(tmp_path):
 
 def test_every_field_that_takes_a_schedule_takes_fractions():
     config = load_config("pendulum_ddpg", **{
-        RATE: HALF, "policies.agent.ddpg.critic_learning_rate": HALF, "policies.agent.ddpg.noise_scale": HALF,
+        RATE: HALF, "policies.agent.critic_learning_rate": HALF, "policies.agent.noise_scale": HALF,
     })  # fmt: skip
     hypers = make_learner(config).init(jax.random.key(0)).hypers["agent"]
-    for schedule in (
-        hypers.learning_rate,
-        hypers.ddpg.critic_learning_rate,
-        hypers.ddpg.noise_scale,
-    ):
-        np.testing.assert_array_equal(schedule.env_steps, [0, 30_000, 60_000])
+    for name in ("learning_rate", "critic_learning_rate", "noise_scale"):
+        np.testing.assert_array_equal(hypers[name].env_steps, [0, 30_000, 60_000])
     tag = load_config("tag_small", num_blocks=4, **{
         "policies.runner.opponents": {"random": {"fraction": [[0, 0.5], [1, 0]]}},
         "policies.runner.past_selves": 2, "policies.runner.past_selves_fraction": {"fraction": [[0, 0], [1, 0.5]]},

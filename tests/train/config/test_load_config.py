@@ -1,8 +1,11 @@
 """How a preset and changes become a TrainConfig, and which files are refused."""
 
+import dataclasses
 import pytest
 
 from wdjax.train import (
+    A2C,
+    PPO,
     NetworkConfig,
     PolicyConfig,
     TrainConfig,
@@ -62,15 +65,11 @@ def test_incomplete_files_are_refused(tmp_path, text, words):
         load_text(tmp_path, text)
 
 
-def test_a_mapping_is_read_as_a_file_is_and_stays_as_it_was():
+def test_a_mapping_is_read_like_a_file_and_not_changed():
     given = {"env": "cartpole", "policies": {"agent": {"gamma": 0.5}}, "seed": 3}
     config = load_config(given, num_envs=8, **{"policies.agent.gamma": 0.6})
-    assert (config.env, config.seed, config.num_envs, config.policies["agent"].gamma) == (
-        "cartpole",
-        3,
-        8,
-        0.6,
-    )
+    assert (config.env, config.seed, config.num_envs) == ("cartpole", 3, 8)
+    assert config.policies["agent"].options.gamma == 0.6
     assert given == {"env": "cartpole", "policies": {"agent": {"gamma": 0.5}}, "seed": 3}
     with pytest.raises(ValueError, match=r"unknown field envs: did you mean 'env'\?"):
         load_config({"envs": "cartpole"})
@@ -108,8 +107,9 @@ def test_every_preset_is_listed():
 # --- values ---
 
 
-def test_defaults_fill_what_a_file_leaves_out(tmp_path):
-    assert load_text(tmp_path, GOOD) == TrainConfig("cartpole", {"agent": PolicyConfig()})
+def test_missing_fields_have_their_defaults(tmp_path):
+    agent = PolicyConfig(options=PPO.Options())
+    assert load_text(tmp_path, GOOD) == TrainConfig("cartpole", {"agent": agent})
 
 
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "'1e-4'", ".1e-3", "+1e-4"])
@@ -141,7 +141,7 @@ policies:
   runner: &other {<<: *policy, gamma: 0.25}
     """)  # fmt: skip
     tagger, runner = config.policies["tagger"], config.policies["runner"]
-    assert (tagger.gamma, runner.gamma) == (0.5, 0.25)
+    assert (tagger.options.gamma, runner.options.gamma) == (0.5, 0.25)
     assert tagger.network == runner.network == NetworkConfig(hidden_sizes=(8,))
 
 
@@ -180,14 +180,14 @@ def test_dataclasses_as_values():
         "policies.first": policy, "policies.runner.agents": ["runner[50:100]"],
         "policies.tagger.network": NetworkConfig((4,)),
     })  # fmt: skip
-    assert config.policies["first"] == policy
+    assert config.policies["first"] == dataclasses.replace(policy, options=A2C.Options())
     assert config.policies["tagger"].network == NetworkConfig((4,))
     assert list(config.policies) == ["tagger", "runner", "first"]
 
 
 def test_a_mapping_replaces_all_policies():
     config = load_config("cartpole", policies={"agent": {"algorithm": "PPO"}})
-    assert config.policies == {"agent": PolicyConfig(algorithm="PPO")}
+    assert config.policies == {"agent": PolicyConfig(algorithm="PPO", options=PPO.Options())}
 
 
 def test_a_learner_reads_lists_and_text_of_python_likewise():

@@ -1,4 +1,4 @@
-"""The presets: those of WarpDrive hold its numbers, restated from its run configurations, and all of them run."""
+"""Presets: those of WarpDrive have the values of its run configurations, and all presets run."""
 
 import math
 
@@ -10,7 +10,7 @@ from wdjax.train import NetworkConfig, PolicyConfig, list_presets, load_config, 
 
 ON_POLICY = {
     "algorithm": "A2C", "optimizer": "adam", "optimizer_epsilon": 1e-8, "gae_lambda": 1.0, "normalize_advantage": False,
-    "value_coefficient": 1.0, "entropy_coefficient": 0.05, "epochs": 1, "minibatches": 1, "trainable": True,
+    "value_coefficient": 1.0, "entropy_coefficient": 0.05, "trainable": True,
 }  # fmt: skip
 GRIDWORLD_RULES = {
     "num_taggers": 4, "grid_length": 100, "episode_length": 100, "wall_hit_penalty": 0.1, "tag_reward_for_tagger": 10.0,
@@ -87,7 +87,12 @@ def test_policies_have_the_reference_values(preset):
         wanted = {"agents": (), **ON_POLICY, **expected[name]}
         assert policy.network == NetworkConfig(wanted.pop("hidden_sizes"), "relu")
         for field, value in wanted.items():
-            assert getattr(policy, field) == value, f"{name}.{field}"
+            assert value_of(policy, field) == value, f"{name}.{field}"
+
+
+def value_of(policy, field):
+    """Return a field of a policy or of its algorithm's options."""
+    return getattr(policy if hasattr(policy, field) else policy.options, field)
 
 
 DDPG_PRESETS = {
@@ -116,7 +121,7 @@ def test_ddpg_has_the_reference_values(preset):
     agent = config.policies["agent"]
     for name, value in (DDPG_REFERENCE | DDPG_PRESETS[preset]).items():
         holder = next(
-            holder for holder in (config, agent, agent.ddpg, params) if hasattr(holder, name)
+            holder for holder in (config, agent, agent.options, params) if hasattr(holder, name)
         )
         if holder is params:
             np.testing.assert_allclose(getattr(params, name), value, rtol=1e-6)
@@ -128,7 +133,9 @@ def test_small_cartpole_is_the_one_of_the_papers():
     config = load_config("cartpole_ppo")
     agent = config.policies["agent"]
     assert (config.num_envs, config.rollout_length, config.total_env_steps) == (4, 128, 150_000)
-    assert (agent.algorithm, agent.epochs, agent.minibatches, agent.clip) == ("PPO", 4, 4, 0.2)
+    options = agent.options
+    assert agent.algorithm == "PPO"
+    assert (options.epochs, options.minibatches, options.clip) == (4, 4, 0.2)
 
 
 @pytest.mark.parametrize("preset", list_presets())
@@ -155,14 +162,14 @@ def test_one_update_of_a_small_copy(preset, quick_compile):
     for name, policy in load_config(preset).policies.items():
         if policy.algorithm == "PPO":
             changes[f"policies.{name}.epochs"] = 2
-            changes[f"policies.{name}.minibatches"] = math.gcd(policy.minibatches, 16)
+            changes[f"policies.{name}.minibatches"] = math.gcd(policy.options.minibatches, 16)
         if policy.past_selves:  # the policy itself plays
             changes[f"policies.{name}.past_selves_fraction"] = 0.0
         if policy.opponents:
             changes[f"policies.{name}.opponents"] = {}
         if policy.algorithm == "DDPG":  # 4 x (16 - 4) rows are enough to learn from
             changes |= {
-                f"policies.{name}.ddpg.{field}": 8
+                f"policies.{name}.{field}": 8
                 for field in ("batch_size", "warmup", "updates_per_rollout")
             }
     learner = make_learner(load_config(preset, **changes))

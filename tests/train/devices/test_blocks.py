@@ -1,5 +1,6 @@
 """Random numbers of rollouts and shuffles depend only on the key and the block."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wdjax.train import TrainConfig, make_learner
-from wdjax.train.algorithms.on_policy.minibatches import random_order, shuffle
-from wdjax.train.algorithms.ppo import PPO
-from wdjax.train.config.reading import from_mapping
+from wdjax.train import load_config, make_learner, sample_blocks
+from wdjax.train.algorithms.fit import shuffle
 from wdjax.train.devices.blocks import step_keys
+from wdjax.train.fast.cpu import Cpu
+from wdjax.train.fast.cuda import Cuda
 from wdjax.train.networks.distributions import Categorical, Gaussian
-from wdjax.train.networks.draws import sample_blocks
-from wdjax.train.rollout import draws, scan
+from wdjax.train.rollout.scan import rollout
+from wdjax.train.state.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -31,11 +32,13 @@ SHAPES = [
 
 
 def places(index, shape):
-    """Return (time, replica, agent) of row numbers, [..., 3]."""
+    """Return (time, replica, agent) of indices of transitions, [..., 3]."""
     return np.stack(np.unravel_index(np.asarray(index), shape), axis=-1)
 
 
-shuffled = functools.partial(jax.jit, static_argnums=(1, 2, 3))(shuffle)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def shuffled(key, shape, num_blocks, minibatches):
+    return shuffle(key, shape, num_blocks, minibatches, Cpu().permutation)
 
 
 @pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
@@ -55,18 +58,25 @@ def test_minibatches_have_equal_shares_of_blocks(shape, num_blocks, minibatches)
         np.testing.assert_array_equal(np.bincount(row, minlength=num_blocks), share)
 
 
+@pytest.mark.parametrize("engine", [Engine(), Cpu(), Cuda()])
 @pytest.mark.parametrize(
     "words", [[5, 0, 2**32 - 1, 2**31, 7, 2**31 - 1, 1], [3, 1, 3, 2**32 - 1, 1, 1, 2**32 - 1, 3]]
 )
-def test_random_order_is_a_stable_sort_of_random_words(words, monkeypatch):
+def test_permutation_is_a_stable_sort_of_random_words(words, engine, monkeypatch):
     words = np.array(words, np.uint32)
     monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.asarray(words))
-    order = jax.jit(random_order, static_argnums=1)(KEY, len(words))
+    order = jax.jit(engine.permutation, static_argnums=1)(KEY, len(words))
     assert order.dtype == jnp.int32
     np.testing.assert_array_equal(order, np.argsort(words, kind="stable"))
-    np.testing.assert_array_equal(
-        jax.vmap(lambda key: random_order(key, len(words)))(jax.random.split(KEY))[1], order
-    )
+    of_two = jax.vmap(lambda key: engine.permutation(key, len(words)))(jax.random.split(KEY))
+    np.testing.assert_array_equal(of_two[1], order)
+
+
+@pytest.mark.parametrize("engine", [Cpu(), Cuda()])
+def test_engines_permute_as_the_reference(engine):
+    expected = jax.jit(Engine().permutation, static_argnums=1)(KEY, 1000)
+    found = jax.jit(engine.permutation, static_argnums=1)(KEY, 1000)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_shuffle_mixes_time_replicas_and_agents():
@@ -126,44 +136,56 @@ def small_game():
         "num_blocks": 3,
         "rollout_length": 7,
     }
-    return make_learner(from_mapping(TrainConfig, {**base, "policies": policies}))
+    return make_learner(load_config({**base, "policies": policies}))
 
 
 @pytest.mark.slow
-def test_numbers_drawn_ahead_equal_those_drawn_in_steps(monkeypatch):
-    learner = small_game()
-    state = learner.init(KEY)
+def test_numbers_drawn_ahead_equal_those_drawn_in_steps():
+    setup = small_game().setup
+    state = make_learner(setup.config).init(KEY)
+    in_each_step = dataclasses.replace(setup, engine=Engine())
 
-    def play(state):
-        after, played = scan.rollout(learner.setup, state, KEY)
+    def play(setup, state):
+        after, played = rollout(setup, state, KEY)
         return after.replicas, played
 
-    ahead = jax.jit(play)(state)
-    names = list(learner.setup.policies)
-
-    def in_each_step(setup, selves, keys):
-        return (keys[:, 0], {name: keys[:, 1 + i] for i, name in enumerate(names)})
-
-    monkeypatch.setattr(scan, "draw_ahead", in_each_step)
-    jax.tree.map(np.testing.assert_array_equal, ahead, jax.jit(lambda state: play(state))(state))
+    ahead = jax.jit(functools.partial(play, setup))(state)
+    stepwise = jax.jit(functools.partial(play, in_each_step))(state)
+    assert setup.engine.drawn_ahead(setup).env
+    assert not in_each_step.engine.drawn_ahead(in_each_step).env
+    jax.tree.map(np.testing.assert_array_equal, ahead, stepwise)
     assert jnp.any(ahead[1].over)
 
 
-def test_numbers_are_drawn_ahead_if_all_policies_have_kernels(monkeypatch):
-    # otherwise numbers of few replicas on a CPU are drawn ahead
-    monkeypatch.setattr(draws, "FEW_REPLICAS", 0)
+class Kernels(Cuda):
+    """A policy that acts by a kernel."""
+
+    def acts_by_kernel(self, policy):
+        return True
+
+
+def test_numbers_are_drawn_ahead_if_all_policies_have_kernels():
     setup = small_game().setup
     keys = step_keys(KEY, 7, 1 + len(setup.policies), 3)
-    by_kernel = {"tagger", "runner"}
-    monkeypatch.setattr(PPO, "acts_by_kernel", lambda self, policy: policy.name in by_kernel)
-    ahead, drawn = draws.draw_ahead(setup, {}, keys)
+
+    def with_engines(*engines):
+        pairs = zip(setup.policies.items(), engines, strict=True)
+        policies = {
+            name: dataclasses.replace(policy, engine=engine) for (name, policy), engine in pairs
+        }
+        return dataclasses.replace(setup, engine=Cuda(), policies=policies)
+
+    both = with_engines(Kernels(), Kernels())
+    ahead, drawn = both.engine.draw(both, {}, keys)
     in_a_step = setup.replicas.draw_keys(keys[4, 0])
     jax.tree.map(same_keys, jax.tree.map(lambda leaf: leaf[4], ahead), in_a_step)
     assert drawn["tagger"].dtype == jnp.float32
-    by_kernel.remove("runner")
-    one, drawn = draws.draw_ahead(setup, {}, keys)
-    same_keys(one, keys[:, 0])
-    same_keys(drawn["runner"], keys[:, 1 + list(setup.policies).index("runner")])
+    assert list(setup.policies) == ["tagger", "runner"]
+    one = with_engines(Kernels(), Cuda())
+    env_keys, drawn = one.engine.draw(one, {}, keys)
+    same_keys(env_keys, keys[:, 0])
+    assert drawn["tagger"].dtype == jnp.float32
+    same_keys(drawn["runner"], keys[:, 2])
 
 
 def same_keys(a, b):

@@ -12,11 +12,11 @@ from wdjax.train import A2C, load_config, make_learner
 from wdjax.train.algorithms.fit import Batch
 from wdjax.train.fast.choose import policy_engine
 from wdjax.train.fast.cuda import ByKernel, draw_by_kernel, kernel_gradient
-from wdjax.train.fast.plain import Plain
 from wdjax.train.kernels.act import choose, pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel
 from wdjax.train.kernels.layers import Shape, reaches, towers_of, transposed
 from wdjax.train.networks.distributions import Categorical
+from wdjax.train.state.engine import Engine
 from wdjax.train.state.state import current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -106,7 +106,7 @@ def test_kernel_gradient_equals_gradient_of_the_loss(name):
     batch = random_batch(policy, 333)  # not a multiple of a block
     inputs = (policy.algorithm.loss, policy, state, hypers)
     grads, metrics = jax.jit(lambda batch: kernel_gradient(*inputs, batch, interpret=True))(batch)
-    expected, expected_metrics = jax.jit(functools.partial(Plain().sum_gradient, *inputs))(batch)
+    expected, expected_metrics = jax.jit(functools.partial(Engine().sum_gradient, *inputs))(batch)
     assert set(metrics) == set(expected_metrics)
     for metric, value in expected_metrics.items():
         np.testing.assert_allclose(
@@ -259,7 +259,7 @@ def test_kernel_samples_actions_of_plain_xla(name):
         return draw_by_kernel(policy, acting, obs, keys, interpret=True)
 
     action, notes = draw(obs)
-    act = jax.jit(functools.partial(Plain().act, policy))
+    act = jax.jit(functools.partial(Engine().act, policy))
     expected, expected_notes, _ = act(state, None, obs, keys)
     assert action.shape == expected.shape
     assert set(notes) == set(expected_notes)

@@ -1,4 +1,4 @@
-"""Overridden functions: no kernel computes a built-in function in their place. No GPU is needed."""
+"""No kernel computes a built-in function in place of one that is overridden. No GPU is needed."""
 
 import dataclasses
 import functools
@@ -16,13 +16,21 @@ from wdjax.experiments.examples import own_game, own_network
 from wdjax.experiments.examples.own_environment import Lander
 from wdjax.kernels import pallas
 from wdjax.kernels.support import listening
-from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, load_config, make_learner
-from wdjax.train.algorithms.on_policy.update import A2C, PPO
+from wdjax.train import (
+    A2C,
+    PPO,
+    NetworkConfig,
+    PolicyConfig,
+    TrainConfig,
+    load_config,
+    make_learner,
+)
+from wdjax.train.fast.cuda import Cuda
 from wdjax.train.kernels import layers, rollout
 from wdjax.train.networks.actor_critic import MLP, ActorCritic
 from wdjax.train.networks.distributions import Categorical
+from wdjax.train.networks.draws import draws_by_uniform
 from wdjax.train.networks.encoders import FlatEncoder
-from wdjax.train.rollout import draws
 from wdjax.train.state.policy import Policy
 
 SMALL = {
@@ -60,9 +68,7 @@ def payloads(name):
 
 def payloads_of(learner):
     before = jax.config.jax_traceback_in_locations_limit
-    jax.config.update(
-        "jax_traceback_in_locations_limit", 0
-    )  # else a kernel's text holds names of files
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # no file names in the text
     try:
         text = lowered(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
     finally:
@@ -108,11 +114,12 @@ def test_no_kernel_computes_a_function_that_is_overridden(by_step, monkeypatch):
 
 @pytest.fixture(scope="module")
 def policy():
-    return make_learner(load_config("cartpole_ppo", num_envs=4)).setup.policies["agent"]
+    policy = make_learner(load_config("cartpole_ppo", num_envs=4)).setup.policies["agent"]
+    return dataclasses.replace(policy, engine=Cuda(policy.engine.shape))
 
 
 def other(*args, **named):
-    raise AssertionError("only looked at")
+    raise AssertionError("called")
 
 
 @pytest.mark.parametrize(
@@ -122,44 +129,44 @@ def other(*args, **named):
         (Categorical, "entropy"), (Categorical, "num_outputs"), (Policy, "inputs"),
     ],
 )  # fmt: skip
-def test_a_patched_class_is_seen(owner, name, policy, monkeypatch):
+def test_patched_class_is_detected(owner, name, policy, monkeypatch):
     assert layers.why_custom(policy) is None
     monkeypatch.setattr(owner, name, other)
     assert layers.why_custom(policy) == f"its {owner.__name__}.{name} is custom"
 
 
-def test_a_wrapper_that_keeps_a_name_is_seen(policy, monkeypatch):
+def test_wrapper_with_the_original_name_is_detected(policy, monkeypatch):
     monkeypatch.setattr(Categorical, "log_prob", functools.wraps(Categorical.log_prob)(other))
     assert layers.why_custom(policy) == "its Categorical.log_prob is custom"
 
 
 @pytest.mark.parametrize("name", ["act", "end_of_step"])
 def test_a_patched_algorithm_acts_by_plain_xla(name, policy, monkeypatch):
-    assert policy.algorithm.acts_by_kernel(policy)
+    assert policy.engine.acts_by_kernel(policy)
     monkeypatch.setattr(policy.algorithm, name, other, raising=False)
     with listening() as decisions:
-        assert not policy.algorithm.acts_by_kernel(policy)
+        assert not policy.engine.acts_by_kernel(policy)
     assert decisions == {"acting of agent": f"its {name} is custom"}
 
 
-def test_a_distribution_with_its_own_sample_gets_keys(policy):
+def test_distribution_with_custom_sample_gets_keys(policy):
     class Random(Categorical):
         def sample(self, key, outputs):
             return jax.random.randint(key, outputs.shape[:-1], 0, 2)
 
-    assert draws.draws_by_uniform(policy.distribution)
-    assert not draws.draws_by_uniform(Random((2,), scalar=True))
+    assert draws_by_uniform(policy.distribution)
+    assert not draws_by_uniform(Random((2,), scalar=True))
 
 
 class ByKeys(PPO):
-    """Acts by keys alone: numbers that were drawn before are of no use to it."""
+    """PPO whose `act` needs keys and cannot use numbers drawn ahead."""
 
     def act(self, policy, state, carry, obs, keys, hypers):
         action, notes, carry = super().act(policy, state, carry, obs, keys, hypers)
         return jnp.where(jax.random.bernoulli(keys[0]), action, 0), notes, carry
 
 
-def test_an_act_that_takes_keys_alone_is_played_step_by_step():
+def test_act_that_needs_keys_is_scanned():
     changes = {"policies.agent.algorithm": f"{__name__}:ByKeys"}
     with listening() as decisions, overrides.overriding(None, **{**SMALL, **changes}) as learner:
         jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
@@ -170,7 +177,7 @@ def test_an_act_that_takes_keys_alone_is_played_step_by_step():
 
 
 class Together(A2C):
-    """All agents of a replica do what the first one chooses."""
+    """All agents of a replica take the action of the first one."""
 
     def act(self, policy, state, carry, obs, keys, hypers):
         action, notes, carry = super().act(policy, state, carry, obs, keys, hypers)
@@ -178,7 +185,7 @@ class Together(A2C):
 
 
 @pytest.mark.slow
-def test_a_kernel_of_whole_rollouts_keeps_agents_together(monkeypatch, quick_compile):
+def test_rollout_kernel_keeps_agents_of_a_replica_together(monkeypatch, quick_compile):
     changes = {"policies.shared.algorithm": f"{__name__}:Together", "env_params.grid_length": 4}
     expected, found = both(preset("tag_gridworld", **limit(5), **changes))
     actions = expected[1].rows["shared"].action
@@ -198,7 +205,7 @@ def test_a_custom_environment_keeps_its_kernels(registry):
 
 
 @pytest.mark.slow
-def test_custom_games_keep_their_kernels(registry):
+def test_custom_environments_with_groups_keep_their_kernels(registry):
     ring = own_game.game()
     assert count_of(dataclasses.replace(ring, **OWN)) == {}  # deep sets
     flat = {

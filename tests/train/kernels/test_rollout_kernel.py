@@ -1,4 +1,4 @@
-"""A rollout as one kernel (step by step on the CPU) against the scan: the same numbers, ends and resets."""
+"""Compare rollouts as one kernel, interpreted in XLA, with the scan: numbers, ends and resets."""
 
 import functools
 
@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cards import lowered
+from interpreted import with_interpreted_rollouts
 
-from wdjax.train import TrainConfig, load_config, make_learner
-from wdjax.train.config.reading import from_mapping
-from wdjax.train.kernels import rollout as kernel
+from wdjax.train import load_config, make_learner
+from wdjax.train.kernels.rollout import why_by_scan
 from wdjax.train.learner.setup import make_setup
-from wdjax.train.rollout.scan import play_by_scan, rollout
+from wdjax.train.rollout.scan import rollout
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -21,7 +21,7 @@ SMALL = {"hidden_sizes": [16], "activation": "tanh"}
 
 
 def gridworld(**tagger):
-    """A game of two, each with a policy: one that learns, one that is frozen."""
+    """Return a run of two agents with a policy each: one is trained, one is frozen."""
     policies = {
         "tagger": {"algorithm": "PPO", "network": {**SMALL, "shared_trunk": False}, **tagger},
         "runner": {"algorithm": "A2C", "network": SMALL, "trainable": False},
@@ -33,7 +33,7 @@ def gridworld(**tagger):
         "num_blocks": 3,
         "rollout_length": 7,
     }
-    return from_mapping(TrainConfig, {**base, "policies": policies})
+    return load_config({**base, "policies": policies})
 
 
 def pooled(name, reset, steps=5, **changes):
@@ -78,30 +78,23 @@ CASES = {
 
 
 def both(config, members=0):
-    """Returns what a rollout gives by the scan and by the kernel, of members with keys of their own."""
+    """Return the results of a rollout by the scan and by the kernel; of `members` with keys of their own."""
     learner = make_learner(config)
     key, state = jax.random.key(1), learner.init(jax.random.key(0))
     if members:
         key = jax.random.split(key, members)
         state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members))
     results = []
-    for play in (play_by_scan, play_by_replica):
-        run = functools.partial(run_by, play, learner.setup)
+    for run in (rollout, rollout_by_kernel):
+        run = functools.partial(run, learner.setup)
         results.append(jax.jit(jax.vmap(run) if members else run)(state, key))
     return results
 
 
-def run_by(play, setup, state, key):
-    with pytest.MonkeyPatch.context() as patch:
-        if (
-            play is not play_by_scan
-        ):  # products have a form of their own on a CPU, which no kernel takes
-            patch.setattr(jax, "default_backend", lambda: "gpu")
-        return rollout(setup, state, key, play)
-
-
-def play_by_replica(given, carry, keys):
-    return kernel.play_replicas(given, carry, keys, interpret=True)
+def rollout_by_kernel(setup, state, key):
+    with pytest.MonkeyPatch.context() as patch:  # on a CPU matrix products may take another form
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        return rollout(with_interpreted_rollouts(setup), state, key)
 
 
 def assert_same(expected, found):
@@ -124,7 +117,7 @@ def assert_same(expected, found):
 )
 def test_kernel_against_scan(name):
     expected, found = both(CASES[name]())
-    assert expected[1].over.sum() >= 2  # there are resets
+    assert expected[1].over.sum() >= 2  # resets happen
     assert_same(expected, found)
 
 
@@ -136,15 +129,13 @@ def test_kernel_under_vmap():
     assert_same(expected, found)
 
 
-def test_an_update_on_a_gpu_has_the_kernel_and_one_on_a_cpu_not(monkeypatch):
-    learner = make_learner(
-        preset("cartpole", reset=1000, **{"policies.agent.network.hidden_sizes": [16]})
-    )
+def test_an_update_contains_the_kernel_only_on_a_gpu(monkeypatch):
+    config = preset("cartpole", reset=1000, **{"policies.agent.network.hidden_sizes": [16]})
+    learner = make_learner(config)
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    assert "pallas" not in str(
-        jax.make_jaxpr(functools.partial(rollout, learner.setup))(state, jax.random.key(0))
-    )
+    assert "pallas" not in str(jax.make_jaxpr(learner.update)(state))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    learner = make_learner(config)
     members = jax.eval_shape(jax.vmap(learner.init), jax.random.split(jax.random.key(0), 3))
     for update, start in ((learner.update, state), (jax.vmap(learner.update), members)):
         assert "scan_replicas" in lowered(update, start)
@@ -167,13 +158,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_tried(name, monkeypatch):
+def test_unsupported_rollouts_are_scanned(name, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert kernel.why_by_scan(make_setup(REFUSED[name]()))
+    assert why_by_scan(make_setup(REFUSED[name]()))
 
 
-def test_what_is_tried(monkeypatch):
+def test_supported_rollout_is_one_kernel_on_a_gpu(monkeypatch):
     setup = make_setup(gridworld())
-    assert kernel.why_by_scan(setup) == "there is no GPU"
+    assert why_by_scan(setup) == "there is no GPU"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert kernel.why_by_scan(setup) is None
+    assert why_by_scan(setup) is None

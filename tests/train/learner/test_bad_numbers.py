@@ -1,4 +1,4 @@
-"""Bad numbers: every quantity made bad on purpose, in every algorithm; what is committed, saved, said, gone on from."""
+"""NaN and infinity in each quantity and algorithm: state that is kept, messages, and continuing."""
 
 import dataclasses
 import functools
@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 import toy_clock
 from flax import struct
-from probes import NETWORK, Pair, PairParams, tiny_config, tiny_policy
+from probes import (
+    NETWORK,
+    Pair,
+    PairParams,
+    change_policy,
+    new_policy,
+    tiny_config,
+    tiny_policy,
+)
 
 from wdjax import envs
 from wdjax.train import (
     BadNumbersError,
-    PolicyConfig,
     Trainer,
     describe_bad_numbers,
     load_run,
@@ -22,7 +29,6 @@ from wdjax.train import (
     read_metrics,
     with_hypers,
 )
-from wdjax.train.config.schema import DDPGConfig
 from wdjax.train.learner.bad_numbers import (
     QUANTITIES,
     bad_in_a_row,
@@ -76,11 +82,17 @@ def brittle(registered_probes):
         yield
 
 
-REPLAY = DDPGConfig(buffer_size=192, batch_size=16, warmup=128, updates_per_rollout=2, n_step=3)
+REPLAY = {
+    "buffer_size": 192,
+    "batch_size": 16,
+    "warmup": 128,
+    "updates_per_rollout": 2,
+    "n_step": 3,
+}
 PILOTS = {
     "A2C": tiny_policy("A2C", learning_rate=0.01),
     "PPO": tiny_policy("PPO", learning_rate=0.01, normalize_reward=True),
-    "DDPG": PolicyConfig(algorithm="DDPG", network=NETWORK, learning_rate=0.01, ddpg=REPLAY),
+    "DDPG": new_policy("DDPG", network=NETWORK, learning_rate=0.01, **REPLAY),
 }
 CLERK = tiny_policy("PPO", learning_rate=0.01, normalize_observation=True)
 
@@ -169,9 +181,7 @@ STEPS = [
     # the next gradient step of the same update has lost its parameters already, where there is one
     ("A2C", {"pilot.learning_rate": np.inf}, "non-finite parameters of policy 'pilot'"),
     ("A2C", {"pilot.max_grad_norm": np.nan}, "non-finite parameters of policy 'pilot'"),
-    slow(
-        "DDPG", {"pilot.ddpg.critic_learning_rate": np.inf}, "non-finite losses of policy 'pilot'"
-    ),
+    slow("DDPG", {"pilot.critic_learning_rate": np.inf}, "non-finite losses of policy 'pilot'"),
     slow("DDPG", {"pilot.gamma": np.nan}, "non-finite losses of policy 'pilot'"),
 ]
 
@@ -189,7 +199,7 @@ def test_names_what_a_gradient_step_has_broken(pilot, hypers, said):
 
 
 BEYOND = [
-    ("A2C", "pilot.learning_rate"), ("A2C", "clerk.learning_rate"), slow("DDPG", "pilot.ddpg.critic_learning_rate"),
+    ("A2C", "pilot.learning_rate"), ("A2C", "clerk.learning_rate"), slow("DDPG", "pilot.critic_learning_rate"),
 ]  # fmt: skip
 
 
@@ -371,9 +381,8 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
         Trainer(config, folder, resume=True, quiet=True).train()
     assert str(error.value) == said
     assert (folder / "metrics.jsonl").read_text() == lines
-    other = dataclasses.replace(
-        config, policies={"agent": dataclasses.replace(config.policies["agent"], gamma=0.5)}
-    )
+    changed = change_policy(config.policies["agent"], gamma=0.5)
+    other = dataclasses.replace(config, policies={"agent": changed})
     with pytest.raises(
         ValueError, match=r"policies\.agent\.gamma = 0\.5: the run in .* was started with 0\.7"
     ):

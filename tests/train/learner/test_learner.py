@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from probes import FALLING, SignalParams, tiny_config, tiny_policy
 
-from wdjax.train import evaluate, make_learner, with_hypers
-from wdjax.train import OnPolicy
+from wdjax.train import PPO, evaluate, make_learner, with_hypers
 from wdjax.train.learner.learner import update
 
 STEPS = 8 * 6  # env steps of an update
@@ -176,9 +175,15 @@ def test_ppo_moves_off_the_old_policy(learner, state):
 def test_a_number_replaces_a_schedule(state):
     changed = with_hypers(state, **{"agent.learning_rate": 0.125, "agent.gamma": 0.5})
     for env_steps in (0.0, 1e9):
-        assert changed.hypers["agent"].at(jnp.float32(env_steps)).learning_rate == 0.125
-    assert changed.hypers["agent"].gamma == 0.5
-    assert state.hypers["agent"].gamma == jnp.float32(0.7)
+        assert changed.hypers["agent"].at(jnp.float32(env_steps))["learning_rate"] == 0.125
+    assert changed.hypers["agent"]["gamma"] == 0.5
+    assert state.hypers["agent"]["gamma"] == jnp.float32(0.7)
+
+
+def test_names_with_the_blocks_of_0_2_are_accepted(state):
+    changed = with_hypers(state, **{"agent.options.gamma": 0.25, "agent.ddpg.clip": 0.1})
+    assert changed.hypers["agent"]["gamma"] == 0.25
+    assert changed.hypers["agent"]["clip"] == jnp.float32(0.1)
 
 
 def test_unknown_hyperparameter_is_refused(state):
@@ -212,7 +217,7 @@ def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):
 
 
 def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
-    """Also those drawn from them: fold_in(key, i) is split(key)[i], which jax.debug_key_reuse does not see."""
+    """Also keys derived from them: fold_in(key, i) is split(key)[i], which jax.debug_key_reuse misses."""
     seen = []
 
     def record(result, *args):
@@ -223,7 +228,7 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
     monkeypatch.setattr(
         "wdjax.train.learner.learner.rollout", lambda *args: record((state, played), *args)
     )
-    monkeypatch.setattr(OnPolicy, "update", lambda *args: record((args[2], None, {}), *args))
+    monkeypatch.setattr(PPO, "update", lambda *args: record((args[2], None, {}), *args))
     nothing = {"episode_metrics": {}, "look_at_rows": None, "look_at_steps": None, "first_bad": 0}
     for name, value in nothing.items():
         monkeypatch.setattr(f"wdjax.train.learner.learner.{name}", lambda *args, value=value: value)
@@ -234,11 +239,8 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
     assert len(seen) == 2
     keys = [state.key, after.key, *seen]
     keys += [jax.random.fold_in(key, i) for key in seen for i in range(8)]
-    assert (
-        len(np.unique(np.stack([jax.random.key_data(key) for key in keys]), axis=0))
-        == len(keys)
-        == 20
-    )
+    different = np.unique(np.stack([jax.random.key_data(key) for key in keys]), axis=0)
+    assert len(different) == len(keys) == 20
 
 
 @pytest.mark.slow

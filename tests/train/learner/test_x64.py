@@ -10,17 +10,22 @@ from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, make_learner
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 each_env = pytest.mark.parametrize("name", wdjax.list_envs())
-WIDE = (
-    "covid_economy",
-    "rice",
-)  # their rules compute in float64 under x64, as their docstrings specify
+# their rules compute in float64 under x64, as their docstrings specify
+WIDE = ("covid_economy", "rice")
 
 BY_DDPG = {"algorithm": "DDPG"}
 BY_MEMORY = {
-    "normalize_observation": True, "normalize_reward": True, "normalize_advantage": True, "neg_pos_env_ratio": 1.0,
-    "epochs": 2, "minibatches": 2, "past_selves": 1,
+    "normalize_observation": True,
+    "past_selves": 1,
     "network": NetworkConfig((4,), "tanh", recurrent_size=3, head_hidden_sizes=(3,)),
-}  # fmt: skip
+    "options": {
+        "normalize_reward": True,
+        "normalize_advantage": True,
+        "neg_pos_env_ratio": 1.0,
+        "epochs": 2,
+        "minibatches": 2,
+    },
+}
 
 
 @pytest.fixture(autouse=True)

@@ -1,20 +1,22 @@
-"""What a run reports: every name is in the table of rollout/metrics.py, and the numbers of the clock are by hand."""
+"""Metrics: every name is in the table of state/rollout_metrics.py, and numbers are compared with NumPy."""
 
 import dataclasses
 import functools
 import math
 import re
+import types
 
 import jax
 import numpy as np
 import pytest
-from probes import NETWORK, tiny_config, tiny_policy
+from box_probes import tiny_ddpg
+from probes import tiny_config, tiny_policy
 from reference_on_policy import deviation_along
 
-from wdjax.train import PolicyConfig, make_learner
-from wdjax.train.config.schema import DDPGConfig
+from wdjax.train import make_learner
 from wdjax.train.host.loop import Chunk, Part, row_of_run
 from wdjax.train.learner.learner import update_share
+from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state import rollout_metrics as metrics
 from wdjax.train.state.metric import Metric, values_of
 from wdjax.train.state.rows import Rows
@@ -22,9 +24,11 @@ from wdjax.train.storage.metrics_log import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
+DDPG = tiny_ddpg(buffer_size=64, warmup=8, batch_size=8)
+
 
 def table():
-    """Returns the names in the table of rollout/metrics.py, of a policy's metrics without the policy."""
+    """Returns the names in the table of state/rollout_metrics.py, of a policy's metrics without the policy."""
     names = set()
     for line in metrics.__doc__.splitlines():
         if re.match(r" {4}\S", line) and not line.startswith("    name  "):
@@ -54,10 +58,7 @@ def reported(env, policies, **changes):
 def test_the_table_has_every_metric_and_no_other():
     options = {"neg_pos_env_ratio": 1.0, "normalize_reward": True, "normalize_advantage": True}
     ppo = tiny_policy("PPO", past_selves=1, **options)
-    ddpg = PolicyConfig(
-        algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8)
-    )
-    names = reported("pendulum", {"agent": ddpg})
+    names = reported("pendulum", {"agent": DDPG})
     hunted = dataclasses.replace(ppo, opponents={"chase_nearest": 0.1})
     names |= reported(
         "tag_gridworld", {"tagger": hunted, "agent": tiny_policy("A2C", agents=("runner",))}
@@ -109,7 +110,8 @@ def test_extremes_of_a_component_are_those_of_the_chunk():
 
 LIVE = np.ones((3, 2, 2), bool)
 LIVE[1:, 0, 0] = LIVE[2, 0, 1] = False
-measure = jax.jit(lambda *arguments: values_of(metrics.rollout_metrics(*arguments)))
+POLICY = types.SimpleNamespace(distribution=Categorical((2,), scalar=False))
+measure = jax.jit(lambda *arguments: values_of(metrics.rollout_metrics(POLICY, *arguments)))
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +189,7 @@ def test_chunk_means_are_over_the_transitions_that_are_learned_from():
             value=value * ones,
         )
         reports.append(
-            metrics.rollout_metrics(rows.replace(decides=flags), value * ones, value * ones)
+            metrics.rollout_metrics(POLICY, rows.replace(decides=flags), value * ones, value * ones)
         )
     together = jax.tree.map(lambda *values: np.stack(values), *reports)
     chunk = summarize({"episodes": [0, 0], **together})
@@ -197,10 +199,7 @@ def test_chunk_means_are_over_the_transitions_that_are_learned_from():
 
 def test_metrics_of_gradient_steps_are_plain_means():
     """Neither is over live transitions: DDPG's are over those that it draws from its buffer."""
-    ddpg = PolicyConfig(
-        algorithm="DDPG", network=NETWORK, ddpg=DDPGConfig(buffer_size=64, warmup=8, batch_size=8)
-    )
-    learner = make_learner(tiny_config("pendulum", {"agent": ddpg}))
+    learner = make_learner(tiny_config("pendulum", {"agent": DDPG}))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     found = jax.eval_shape(functools.partial(update_share, learner.setup), state)[1]
     assert not isinstance(found["agent/q_mean"], Metric)

@@ -13,7 +13,8 @@ from probes import NETWORK, tiny_config, tiny_policy
 from wdjax import Box
 from wdjax.train import PolicyConfig, make_learner, with_hypers
 from wdjax.train.algorithms.ddpg.replay import Steps, empty_replay
-from wdjax.train.algorithms.on_policy.update import scale_reward
+from wdjax.train.algorithms.returns import Experience
+from wdjax.train.algorithms.transforms import RewardScale, scale_reward
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.self_play import (
     NOBODY,
@@ -27,7 +28,6 @@ from wdjax.train.rollout.self_play import (
     what_acting_reads,
 )
 from wdjax.train.state.normalization import Normalizer, new_statistics, observation_statistics
-from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.rows import Rows
 from wdjax.train.state.state import Memory, PolicyState
 
@@ -134,12 +134,9 @@ def test_the_carry_starts_again_where_another_member_takes_over():
 
 
 def test_rewards_of_an_opponent_scale_nothing():
-    """The present self is paid 1 in a step and its opponent 100; who plays changes with every rollout of 2 steps."""
-    memory, statistics = (
-        Memory(None, jnp.zeros((8, 1)), member=jnp.full(BLOCKS, PRESENT)),
-        new_statistics(),
-    )
-    config = PolicyConfig(normalize_reward=True, gamma=0.9)
+    """The policy gets a reward of 1 per step and its opponent 100. They alternate between rollouts of 2 steps."""
+    memory = Memory(None, jnp.zeros((8, 1)), member=jnp.full(BLOCKS, PRESENT))
+    statistics, gamma = new_statistics(), 0.9
     for i in range(40):
         member = jnp.where((jnp.arange(BLOCKS) + i) % 3 == 0, 1, PRESENT)
         selves = drawn(0.6, BLOCKS).replace(member=member)
@@ -150,12 +147,12 @@ def test_rewards_of_an_opponent_scale_nothing():
         live = jnp.broadcast_to(learned_from(jnp.ones((8, 1), bool), selves), (2, 8, 1))
         rows = Rows(None, None, paid, terminated=~live, live=live)
         never = jnp.zeros((2, 8), bool)
-        _, statistics, memory = scale_reward(
-            Normalizer(None, statistics), memory, make_hypers(config), rows, never
-        )
-    assert statistics.mean + 3 * jnp.sqrt(statistics.variance) < 1 / (
-        1 - config.gamma
-    )  # of rewards of 1 at most
+        data = Experience(rows, paid, live, never, jnp.float32(gamma), 1.0, last_obs=None)
+        scale = RewardScale(statistics, memory.discounted_return)
+        _, (statistics, last) = scale_reward(scale, data)
+        memory = memory.replace(discounted_return=last)
+    largest = 1 / (1 - gamma)  # the return of a reward of 1 in every step
+    assert statistics.mean + 3 * jnp.sqrt(statistics.variance) < largest
 
 
 def test_a_target_of_several_steps_ends_where_an_opponent_takes_over():
@@ -411,7 +408,7 @@ def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
     """Before its first gradient step it acted uniformly; the present one no longer does. Noise begins anew."""
     learner, state = off_policy
     play = jax.jit(functools.partial(rollout, learner.setup))
-    state = with_hypers(state, **{"first.ddpg.noise_scale": 0.0})
+    state = with_hypers(state, **{"first.noise_scale": 0.0})
     spread = []
     for fraction in (0.0, 1 - 1e-6):
         after, played = play(with_hypers(state, **{"first.past_selves_fraction": fraction}), KEY)

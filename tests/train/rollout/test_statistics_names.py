@@ -87,7 +87,7 @@ def test_statistics_with_names_of_the_library(tmp_path):
     assert (rows[-1]["episode_speed_max"], rows[-1]["episode_length"]) == (15.0, 3.0)
 
 
-def test_metrics_of_an_algorithm_hide_none_of_the_learner():
+def test_metrics_of_an_algorithm_never_replace_those_of_the_learner():
     own = {
         "loss": 1,
         "episode_return": 2,
@@ -95,10 +95,15 @@ def test_metrics_of_an_algorithm_hide_none_of_the_learner():
         "user/learning_rate": 4,
         "opponent_games/past": 5,
     }
-    assert join_metrics({"learning_rate": 6, "past_self_blocks": 7}, own, {"loss": 8, "temperature": 9}) == {
-        "learning_rate": 6, "past_self_blocks": 7, "loss": 1, "user/learning_rate": 4, "user/episode_return": 2,
-        "user/user/learning_rate": 3, "user/opponent_games/past": 5, "user/loss": 8, "temperature": 9,
-    }  # fmt: skip
+    reported = {"learning_rate": 6, "past_self_blocks": 7, "temperature": 9}
+    assert join_metrics(reported, own) == {
+        **reported,
+        "loss": 1,
+        "user/learning_rate": 4,
+        "user/episode_return": 2,
+        "user/user/learning_rate": 3,
+        "user/opponent_games/past": 5,
+    }
 
 
 @pytest.mark.parametrize(("metric", "words"), [

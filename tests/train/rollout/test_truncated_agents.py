@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from box_probes import BoxLeaver, tiny_ddpg
 from flax import nnx
+from interpreted import with_interpreted_rollouts
 from probes import NETWORK, Leaver, LeaverParams, tiny_config, tiny_policy
 
 import wdjax
 from wdjax import envs
 from wdjax.train import evaluate, make_learner
-from wdjax.train.kernels.rollout import play_replicas
-from wdjax.train.rollout.scan import play_by_scan, rollout
+from wdjax.train.rollout.scan import rollout
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -154,17 +154,12 @@ def test_evaluation_pays_until_the_cut():
 
 
 @pytest.mark.slow
-def test_the_kernel_of_a_rollout_cuts_the_same_rows(monkeypatch):
+def test_rollout_kernel_truncates_the_same_transitions(monkeypatch):
     learner = learner_of(tiny_policy("PPO"))
-    monkeypatch.setattr(
-        jax, "default_backend", lambda: "gpu"
-    )  # products have a form of their own on a CPU
-    by_replica = functools.partial(play_replicas, interpret=True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # matrix products as on a GPU
     state, rows = learner.init(jax.random.key(0)), []
-    for way in (play_by_scan, by_replica):
-        _, played = jax.jit(functools.partial(rollout, learner.setup, play=way))(
-            state, jax.random.key(1)
-        )
+    for setup in (learner.setup, with_interpreted_rollouts(learner.setup)):
+        _, played = jax.jit(functools.partial(rollout, setup))(state, jax.random.key(1))
         rows.append(played.rows["player"])
     np.testing.assert_array_equal(rows[0].live[:5, 0], [[1, 1], [1, 1], [0, 1], [0, 1], [1, 1]])
     np.testing.assert_array_equal(rows[0].truncated[:5, 0, 0], [0, 1, 1, 1, 0])

@@ -1,4 +1,4 @@
-"""Running statistics against NumPy on everything seen at once, and what they do to observations and rewards."""
+"""Compare running statistics with NumPy, and normalize observations and rewards by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
-from wdjax.train import PolicyConfig
-from wdjax.train.algorithms.on_policy.update import scale_reward
+from wdjax.train.algorithms.returns import Experience
+from wdjax.train.algorithms.transforms import RewardScale, scale_reward
 from wdjax.train.state.normalization import (
-    Normalizer,
     RunningStatistics,
     discounted_returns,
     new_statistics,
@@ -22,9 +21,7 @@ from wdjax.train.state.normalization import (
     update_observation_statistics,
     update_statistics,
 )
-from wdjax.train.state.registry import make_hypers
 from wdjax.train.state.rows import Rows
-from wdjax.train.state.state import Memory
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -127,25 +124,23 @@ def test_rewards_are_divided_by_the_deviation_alone():
     )
 
 
-def test_a_rollout_s_rewards_are_scaled_by_what_was_seen_before_it():
-    """Two replicas of one agent, which dies in the first; what it is paid then is seen by nobody."""
+def test_rewards_are_scaled_by_the_statistics_before_the_rollout():
+    """Two replicas of one agent, which terminates in the first; its later reward is not counted."""
     live = np.array([[True, True], [False, True]])[..., None]
     reward = np.array([[2.0, 4.0], [99.0, 6.0]], np.float32)[..., None]
     rows = Rows(None, None, reward, terminated=~live, live=live)
-    before = RunningStatistics(jnp.float32(1), jnp.float32(0), jnp.float32(4))
-    memory = Memory(None, jnp.array([[1.0], [0.0]]))
+    statistics = RunningStatistics(jnp.float32(1), jnp.float32(0), jnp.float32(4))
+    before = RewardScale(statistics, jnp.array([[1.0], [0.0]]))
     over = np.array([[False, False], [True, False]])
-    hypers = make_hypers(PolicyConfig(gamma=0.5))
-    scaled, after, memory = scale_reward(Normalizer(None, before), memory, hypers, rows, over)
-    np.testing.assert_allclose(scaled[..., 0], [[1, 2], [10, 3]])
-    # live sums are 1 + 2, and 4 and then 2 + 6; before them there was one value, as if of mean 0 and mean square 4
+    data = Experience(rows, reward, live, over, jnp.float32(0.5), 1.0, last_obs=None)
+    scaled, (after, last) = scale_reward(before, data)
+    np.testing.assert_allclose(scaled.reward[..., 0], [[1, 2], [10, 3]])
+    assert scaled.rows is rows
+    # sums of live agents: 1 + 2, 4 and 2 + 6; before them one value of mean 0 and mean square 4
     assert after.count == 4
     np.testing.assert_allclose(after.mean, 15 / 4)
     np.testing.assert_allclose(after.variance, (4 + 9 + 16 + 64) / 4 - (15 / 4) ** 2, rtol=1e-6)
-    np.testing.assert_allclose(
-        memory.discounted_return, [[0], [4]]
-    )  # 0 in another episode; half of 8
-    assert scale_reward(Normalizer(None, None), memory, hypers, rows, over)[0] is reward
+    np.testing.assert_allclose(last, [[0], [4]])  # 0 at the start of an episode; gamma x 8
 
 
 def test_discounted_returns_by_hand():

@@ -1,4 +1,4 @@
-"""Several devices: the same random numbers as on one, and the same learning but for the order of float sums."""
+"""Several devices: the same random numbers as on one, and the same results up to the order of sums."""
 
 import dataclasses
 import functools
@@ -9,20 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from probes import NETWORK, tiny_config, tiny_policy
+from probes import NETWORK, new_policy, tiny_config, tiny_policy
 
 from wdjax.train import (
     NetworkConfig,
-    PolicyConfig,
     Trainer,
     evaluate,
     load_run,
     make_learner,
     read_metrics,
 )
-from wdjax.train.algorithms.on_policy.minibatches import shuffle
-from wdjax.train.algorithms.on_policy.update import choose_replicas
-from wdjax.train.config.schema import DDPGConfig
+from wdjax.train.algorithms.fit import shuffle
+from wdjax.train.algorithms.transforms import choose_replicas
 from wdjax.train.devices.collectives import (
     AXIS,
     all_rows,
@@ -37,6 +35,7 @@ from wdjax.train.devices.collectives import (
     total,
 )
 from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
+from wdjax.train.fast.cpu import Cpu
 from wdjax.train.learner.validate import validate
 from wdjax.train.devices.blocks import step_keys
 from wdjax.train.state.rollout_metrics import episode_metrics
@@ -60,14 +59,20 @@ SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 SIGNAL = {"by_match": 1.0, "constant": 0.5, "episode_length": 4, "time_limit": True}
 RECURRENT = NetworkConfig(hidden_sizes=(8,), activation="tanh", recurrent_size=4)
-REPLAY = DDPGConfig(
-    buffer_size=96, batch_size=16, warmup=96, updates_per_rollout=4, n_step=3, twin_critics=True, policy_delay=2,
-    target_noise=0.2,
-)  # fmt: skip
+REPLAY = {
+    "buffer_size": 96,
+    "batch_size": 16,
+    "warmup": 96,
+    "updates_per_rollout": 4,
+    "n_step": 3,
+    "twin_critics": True,
+    "policy_delay": 2,
+    "target_noise": 0.2,
+}
 
 QUICK = tiny_config("probe_signal", {"agent": tiny_policy("PPO")}, env_params=SIGNAL)
-# Adam divides a gradient by its size: where what the shop shows saturates a network, one that is nothing but rounding
-# would move a parameter by a whole step.
+# Adam divides a gradient by its size: with a saturated network, a gradient of rounding errors alone would move a
+# parameter by a whole step.
 CALM = {"optimizer": "sgd", "learning_rate": 0.1}
 # 16 replicas in 8 blocks: a block is more than one replica, a device holds one block or several
 WIDE = {"num_envs": 16, "num_blocks": 8}
@@ -91,7 +96,7 @@ SEVERAL = {
         "worker": tiny_policy("PPO", decisions_only=True, normalize_observation=True, normalize_reward=True, **CALM),
     }, rollout_length=5, env_params={"late": 1.0, "constant": 1.0}, **WIDE),
     "replay": tiny_config("probe_pair", {
-        "pilot": PolicyConfig(algorithm="DDPG", network=NETWORK, normalize_observation=True, ddpg=REPLAY),
+        "pilot": new_policy("DDPG", network=NETWORK, normalize_observation=True, **REPLAY),
         "clerk": tiny_policy("PPO"),
     }, reset="fixed", **WIDE),
 }  # fmt: skip
@@ -195,9 +200,8 @@ def test_layout_has_a_place_for_every_part_of_the_state():
 # --- the parts, by hand: on 4 devices with 2 rows each ---
 
 VALUES = np.array([1.0, 2.0, 6.0, 0.0, 5.0, 9.0, 9.0, 9.0], np.float32)
-LIVE = np.array(
-    [1, 1, 1, 0, 1, 0, 0, 0], bool
-)  # one device has none that is live, others one or two
+# one device has no live row, the others one or two
+LIVE = np.array([1, 1, 1, 0, 1, 0, 0, 0], bool)
 
 
 def on_four(function, *arguments, out=WHOLE):
@@ -306,12 +310,12 @@ def test_minibatches_take_the_rows_that_they_take_on_one_device():
     rows = np.arange(48).reshape(shape)  # the number that a row has in the whole rollout
 
     def take(rows):
-        return rows.reshape(-1)[shuffle(KEY, rows.shape, 2, 2)]
+        return rows.reshape(-1)[shuffle(KEY, rows.shape, 2, 2, Cpu().permutation)]
 
     found = jax.jit(
         ON_FOUR(take, in_specs=PartitionSpec(None, AXIS), out_specs=PartitionSpec(None, AXIS))
     )(rows)
-    np.testing.assert_array_equal(found, shuffle(KEY, shape, 8, 2))
+    np.testing.assert_array_equal(found, shuffle(KEY, shape, 8, 2, Cpu().permutation))
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 2.0])
