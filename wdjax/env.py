@@ -165,6 +165,20 @@ class Env(abc.ABC):
         of the agent.
         """
 
+    def global_state_space(self, params: Any) -> Space | None:
+        """Return the space of `global_state`, a Box with one axis; None if there is none.
+
+        Learners then use the observations of all agents instead.
+        """
+        return None
+
+    def global_state(self, state: Any, params: Any) -> Any:
+        """Return the state of one replica as an input of central critics and mixers, [S] float32.
+
+        Policies never receive it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no global_state")
+
     def split_observation(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Split an observation into the other agents and the rest, for set encoders.
 

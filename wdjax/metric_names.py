@@ -38,6 +38,7 @@ CONFIGURED = frozenset(
     {
         "env",
         "policies",
+        "teams",
         "env_params",
         "num_envs",
         "rollout_length",

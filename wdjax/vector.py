@@ -54,6 +54,8 @@ class VectorEnv:
     reset_strategy: ResetStrategy = "fresh"  # "fresh", "fixed" or a ResetPool
     params_axis: int | None = None
     """0 if params have a leading [num_envs]; None if all replicas share them."""
+    with_final_state: bool = False
+    """Whether `info` also has "final_state", the environment's state before any reset."""
 
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, VectorState]:
         """Start a new episode in every replica.
@@ -138,7 +140,16 @@ class VectorEnv:
         """Implement `step`; `replica_keys` expands `step_key`, and `start_key` on a reset."""
         restart = functools.partial(self._restart, replica_keys, start_key, params)
         keys = replica_keys(step_key)
-        return step_replicas(self.env, keys, state, action, params, restart, self.params_axis)
+        return step_replicas(
+            self.env,
+            keys,
+            state,
+            action,
+            params,
+            restart,
+            self.params_axis,
+            self.with_final_state,
+        )
 
     def _restart(
         self,
@@ -293,6 +304,7 @@ def step_replicas(
     params: Any,
     restart: Restart | None = None,
     params_axis: int | None = None,
+    with_final_state: bool = False,
 ) -> StepResult:
     """Advance N replicas by one step: for training, evaluation, recordings and `wdjax.play`.
 
@@ -310,6 +322,7 @@ def step_replicas(
             that of `Env.advance`, or obs if the environment does not observe late; `starts` is
             state.starts. None: no replica restarts, and the statistics continue after the end.
         params_axis: 0 if params have a leading [N]; None if all replicas share them.
+        with_final_state: put the environment's state before any reset into `info["final_state"]`.
 
     Returns:
         (obs, state, reward, terminated, truncated, info), leaves [N, ...], as `VectorEnv.step`.
@@ -324,6 +337,8 @@ def step_replicas(
     sums = (state.episode_return, state.episode_length, state.episode_info)
     sums = jax.tree.map(jnp.add, sums, (reward, 1, env_info))
     info = {**env_info, **dict(zip(RESERVED_INFO, (over, obs, *sums), strict=True))}
+    if with_final_state:
+        info["final_state"] = env_state
     starts = state.starts
     if restart is not None:
         obs, env_state, starts = restart(over, (scene, obs, env_state), starts)

@@ -22,6 +22,7 @@ from wdjax.train.networks.draws import sample_blocks
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
+from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.normalization import (
     Normalizer,
@@ -73,7 +74,7 @@ class OnPolicy(Algorithm):
     """whether transitions store log pi(a) of the policy that acted"""
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
-        config = run.policies[name]
+        config = run.policy(name)
         try:
             self.make_distribution(config, assignment)
         except (TypeError, ValueError) as error:
@@ -85,7 +86,9 @@ class OnPolicy(Algorithm):
     def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
         return make_distribution(assignment.action_space, config.options.action_distribution)
 
-    def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> nnx.Module:
+    def make_network(
+        self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
+    ) -> nnx.Module:
         distribution = self.make_distribution(config, assignment)
         return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
 

@@ -44,7 +44,7 @@ class PPO(OnPolicy):
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         super().check(name, run, assignment)
-        config, replicas, agents = run.policies[name], run.num_envs // run.blocks, assignment.num_agents
+        config, replicas, agents = run.policy(name), run.num_envs // run.blocks, assignment.num_agents
         factors, rows = f"num_envs / num_blocks {replicas} x agents {agents}", replicas * agents
         what = f"the number of sequences per block ({factors})"
         if not config.network.recurrent_size:

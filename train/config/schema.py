@@ -102,6 +102,18 @@ class PolicyConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TeamConfig:
+    """Configuration of a team: policies that one algorithm updates together, such as with a shared critic."""
+
+    policies: tuple[str, ...] = ()
+    """Names of its policies, which may not set `algorithm` or options of their own."""
+    algorithm: str = static("PPO", code=True)
+    """Algorithm of all policies of the team."""
+    options: Any = static(dict, code=True, flat=True)
+    """Options of the algorithm. In YAML and on the command line they are written like the other fields of the team."""
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Configuration of one training run."""
 
@@ -109,6 +121,8 @@ class TrainConfig:
     """Environment (see `wdjax list`), or a custom one, "package.module:Class"."""
     policies: dict[str, PolicyConfig]
     """Policy name -> its configuration. Every agent belongs to exactly one policy."""
+    teams: dict[str, TeamConfig] = dataclasses.field(default_factory=dict)
+    """Team name -> its policies and their algorithm. A policy without a team learns alone."""
     env_params: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of `wdjax.make`."""
     num_envs: int = static(64, allowed=_COUNT)
@@ -165,6 +179,11 @@ class TrainConfig:
 
     def _repr_html_(self) -> str:
         return html_table(changed(self), caption="TrainConfig, non-default fields")
+
+    def policy(self, name: str) -> PolicyConfig:
+        """Return the configuration of a policy, with the options of its team if it belongs to one."""
+        team = next((own for own in self.teams.values() if name in own.policies), None)
+        return dataclasses.replace(self.policies[name], options=team.options) if team else self.policies[name]
 
     @property
     def blocks(self) -> int:

@@ -34,6 +34,8 @@ def why_by_scan(setup: Setup) -> str | None:
     why = why_unused() if setup.config.kernels else "kernels: false"
     if why is not None:
         return why
+    if setup.keeps:
+        return f"an algorithm keeps {', '.join(sorted(setup.keeps))}"
     agents = sum(policy.assignment.num_agents for policy in setup.policies.values())
     if agents > MAX_AGENTS:
         return f"{agents} agents: the rollout kernel supports at most {MAX_AGENTS}"

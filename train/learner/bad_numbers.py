@@ -53,17 +53,20 @@ def look_at_rows(policy: Policy, played: Rollout) -> jax.Array:
 
 
 def look_at_steps(
-    policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
-) -> jax.Array:
+    policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array],
+    shared: PolicyState | None = None,
+) -> jax.Array:  # fmt: skip
     """Returns [4] bool, whether losses, gradients, normaliser and parameters of a policy are bad after an update.
 
     Args:
         before, after: the update.
         metrics: what the algorithm said about it.
+        shared: what its team shares, after the update; None: nothing.
     """
     loss, grad_norm = policy.algorithm.losses(policy, before, after, metrics)
     # in one piece: looking at every leaf for itself would be a kernel each
-    statistics, params = (ravel_pytree(tree)[0] for tree in (after.normalizer, after.params))
+    learned = after.params if shared is None else (after.params, shared.params)
+    statistics, params = (ravel_pytree(tree)[0] for tree in (after.normalizer, learned))
     return jnp.stack([_bad(part) for part in (loss, grad_norm, statistics, params)])
 
 
@@ -99,6 +102,7 @@ def commit(setup: Setup, before: TrainState, after: TrainState, code: jax.Array)
             memory[name] = memory[name].replace(replay=memory[name].replay.replace(ring=ring))
     state = after.replace(
         policies=choose(before.policies, after.policies),
+        shared=choose(before.shared, after.shared),
         memory=memory,
         replicas=choose(
             before.replicas.replace(starts=None), after.replicas.replace(starts=None)

@@ -14,7 +14,7 @@ from wdjax.train.rollout.self_play import PRESENT, new_pool, pool_of, what_actin
 from wdjax.train.rollout.standings import keeps_standings, new_standings
 from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.policy import Policy, Setup
-from wdjax.train.state.hypers import hypers_of
+from wdjax.train.state.hypers import run_hypers
 from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState
 
@@ -45,14 +45,29 @@ def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None 
     return TrainState(
         policies=learned,
         memory=memory,
-        hypers={name: hypers_of(policy.config) for name, policy in setup.policies.items()},
+        hypers=run_hypers(setup.config),
         env_params=env_params,
         replicas=replicas,
         obs=to_groups(setup.env, obs),
         live=jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), to_groups(setup.env, replicas.episode_return)),
         key=run_key,
         num_updates=jnp.int32(0),
+        shared=init_shared(setup, learned, network_key),
     )
+
+
+def init_shared(setup: Setup, states: Mapping[str, PolicyState], key: jax.Array) -> dict[str, PolicyState]:
+    """Return the new state of what each team shares, by team; teams that share nothing are left out."""
+    shared = {}
+    for i, (name, team) in enumerate(setup.teams.items()):
+        params = None
+        if team.shared is not None:
+            rngs = nnx.Rngs(jax.random.fold_in(key, 2**31 + i))  # far from the policies' own
+            module = team.algorithm.make_shared(team, setup.context, rngs)
+            params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+        own = team.algorithm.init_shared(team, {member: states[member] for member in team.policies}, params)
+        shared |= {} if own is None else {name: own}
+    return shared
 
 
 @no_garbage_collection()
@@ -77,7 +92,7 @@ def init_policy(
     """
     if loaded is None:
         config = building_config(policy.config, policy.assignment)
-        network = policy.algorithm.make_network(config, policy.assignment, nnx.Rngs(key))
+        network = policy.algorithm.make_network(policy.context, config, policy.assignment, nnx.Rngs(key))
         state = policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
     else:
         state = with_counts(policy.algorithm.init(policy, loaded.params), loaded)

@@ -125,34 +125,43 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
 def learn(
     setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], played: Rollout, key: jax.Array
 ) -> tuple[TrainState, Metrics, jax.Array]:
-    """Every policy that learns does so from its own rows of a rollout, the state being that after it.
+    """Update every team from the transitions of a rollout, `state` being the state after it.
 
     Returns:
-        (state, metrics, code: () int32, what of them is not finite (train/learner/bad_numbers.py)).
+        (state, metrics, code): code, () int32, tells what is not finite (train/learner/bad_numbers.py).
     """
     num_blocks = setup.config.blocks // num_shards()
-    policies, memory, metrics = dict(state.policies), dict(state.memory), {}
-    policy_keys = jax.random.split(key, len(setup.policies))
-    bad_rows, bad_steps = [], []
-    for i, (name, policy) in enumerate(setup.policies.items()):
-        if not policy.config.trainable:
-            continue
-        pool = {"past": policies[name].past, "standings": policies[name].standings}
-        bare = policies[name].replace(past=None, standings=None)  # which no algorithm needs to carry through its steps
-        new, memory[name], own = policy.algorithm.update(
-            policy, bare, memory[name], hypers[name], played, policy_keys[i], num_blocks
+    policies, shared, memory, metrics = dict(state.policies), dict(state.shared), dict(state.memory), {}
+    policy_keys = dict(zip(setup.policies, jax.random.split(key, len(setup.policies)), strict=True))
+    bad_rows, bad_steps = {}, {}
+    for team in setup.teams.values():
+        # without opponents, which no algorithm needs to carry through its steps
+        bare = {name: policies[name].replace(past=None, standings=None) for name in team.policies}
+        own_memory, own_hypers = ({name: of[name] for name in team.policies} for of in (memory, hypers))
+        learned, common, memories, own = team.algorithm.update_team(
+            team, bare, shared.get(team.name), own_memory, own_hypers, played, policy_keys[team.first.name], num_blocks
         )
-        bad_rows.append(look_at_rows(policy, played))
-        bad_steps.append(look_at_steps(policy, policies[name], new, own))
-        new, size, reported = new.replace(**pool), policy.config.past_selves, {}
-        if size:
-            member, every = memory[name].member, policy.config.past_selves_every
-            reported["past_self_blocks"] = total(jnp.sum((member >= 0) & (member < size)))
-            new, memory[name] = remember(new, memory[name], state.num_updates + 1, every, size)
-        policies[name] = new
-        reported |= {field: hypers[name][field] for field in logged_schedules(policy.config)}
-        metrics |= beside(join_metrics(reported, own), name)
-    return state.replace(policies=policies, memory=memory), metrics, first_bad(bad_rows, bad_steps)
+        memory |= memories
+        shared |= {} if common is None else {team.name: common}
+        for name, policy in team.policies.items():
+            new, reported = learned[name], {}
+            bad_rows[name] = look_at_rows(policy, played)
+            bad_steps[name] = look_at_steps(policy, policies[name], new, own[name], common)
+            new = new.replace(past=policies[name].past, standings=policies[name].standings)
+            size = policy.config.past_selves
+            if size:
+                member, every = memory[name].member, policy.config.past_selves_every
+                reported["past_self_blocks"] = total(jnp.sum((member >= 0) & (member < size)))
+                new, memory[name] = remember(new, memory[name], state.num_updates + 1, every, size)
+            policies[name] = new
+            reported |= {field: hypers[name][field] for field in logged_schedules(policy.config)}
+            metrics |= beside(join_metrics(reported, own[name]), name)
+        if team.name not in team.policies:
+            metrics |= beside(own.get(team.name, {}), team.name)
+    after = state.replace(policies=policies, shared=shared, memory=memory)
+    in_order = [name for name in setup.policies if name in bad_rows]
+    code = first_bad([bad_rows[name] for name in in_order], [bad_steps[name] for name in in_order])
+    return after, metrics, code
 
 
 def join_metrics(reported: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     for name, policy in config.policies.items():
         require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
+    _validate_teams(config)
     assignments = assign_agents(env, params, config.policies)
     in_steps = in_env_steps(config, config.total_env_steps)
     for name, assignment in assignments.items():
@@ -68,6 +69,16 @@ def reported_statistics(env: Env, params: Any, config: TrainConfig) -> list[str]
     info = require_rules(env, params, RETURNED).step[1]["info"]
     sums, ratios = statistic_names(info, env.info_ratios, config.policies, group_sizes(env))
     return [*sums.values(), *ratios.values()]
+
+
+def _validate_teams(config: TrainConfig) -> None:
+    for name, team in config.teams.items():
+        path, trained = f"teams.{name}", [config.policies[policy].trainable for policy in team.policies]
+        usable = name and "/" not in name and "." not in name and name not in config.policies
+        require(usable, "teams", name, "a name without '/' and '.', and not that of a policy")
+        require(len(trained) > 0, f"{path}.policies", list(team.policies), "at least one policy")
+        require(len(set(trained)) == 1, f"{path}.policies", list(team.policies), "all trainable, or none of them")
+        require_allowed(f"{path}.", team)
 
 
 def _validate_policy(name: str, policy: PolicyConfig) -> None:

@@ -30,7 +30,10 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
     state = state.replace(replicas=replicas, obs=obs, live=live, memory=memory)
-    played = Rollout(rows, first_carry, carries, last_obs, *episodes)
+    last_state = None
+    if "global_state" in setup.keeps:
+        last_state = setup.context.global_state(replicas.env_state, obs, state.env_params)
+    played = Rollout(rows, first_carry, carries, last_obs, *episodes, last_global_state=last_state)
     return state, jax.tree.map(lambda leaf: leaf, played)  # every dict in the order that jax gives those of the scan
 
 

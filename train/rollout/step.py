@@ -81,7 +81,9 @@ def advance(
         key: of the environment, [num_blocks], or what `VectorEnv.draw_keys` drew from it.
         of_rules: by policy in whose place a rule may act, [num_blocks] keys.
     """
-    setup, (replicas, _, live, carries) = given.setup, carry
+    setup, (replicas, obs, live, carries) = given.setup, carry
+    keeps_state = "global_state" in setup.keeps
+    global_state = setup.context.global_state(replicas.env_state, obs, given.env_params) if keeps_state else None
     actions = to_spaces(setup, {name: draft["action"] for name, draft in drafts.items()})
     for name, rule_keys in of_rules.items():
         seen, situation = drafts[name]["obs"], (replicas.env_state, given.env_params)
@@ -114,8 +116,12 @@ def advance(
     num_envs = setup.replicas.num_envs
     starts = {name: policy.algorithm.init_carry(policy, num_envs) for name, policy in setup.policies.items()}
     carries = select(over, starts, carries)
+    final_state = None
+    if setup.replicas.with_final_state:
+        final_state = setup.context.global_state(info["final_state"], info["final_obs"], given.env_params)
+    kept = (global_state, final_state)
     carry = (replicas, next_obs, live, carries)
-    return carry, (rows, (over, returns, info["episode_length"], info["episode_info"]))
+    return carry, (rows, (over, returns, info["episode_length"], info["episode_info"], *kept))
 
 
 def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array | None) -> dict[str, jax.Array]:

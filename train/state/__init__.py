@@ -1,8 +1,12 @@
 """What a run is made of: policies, their state, hyperparameters, rollouts; and what an algorithm provides."""
 
 from wdjax.train.state.hypers import Hypers
-from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.context import Context
+from wdjax.train.state.policy import Policy, Setup, Team
 from wdjax.train.state.rows import Evaluation, Rollout, Rows
 from wdjax.train.state.state import Memory, PolicyState, TrainState
 
-__all__ = ["Evaluation", "Hypers", "Memory", "Policy", "PolicyState", "Rollout", "Rows", "Setup", "TrainState"]
+__all__ = [
+    "Context", "Evaluation", "Hypers", "Memory", "Policy", "PolicyState", "Rollout", "Rows", "Setup", "Team",
+    "TrainState",
+]  # fmt: skip

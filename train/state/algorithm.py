@@ -11,8 +11,9 @@ from flax import nnx
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.state.agents import Assignment
+from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers
-from wdjax.train.state.policy import Policy
+from wdjax.train.state.policy import Policy, Team
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, PolicyState
 
@@ -40,6 +41,8 @@ class Algorithm(abc.ABC):
     """frozen dataclass of the algorithm's options; its fields are `traced` or static and have defaults"""
     has_kernels: ClassVar[bool] = False
     """whether fused kernels may replace `act` and the gradient of `loss` (train/fast)"""
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    """what the rollout stores for `update` beside transitions: {"global_state"} or nothing; `act` never receives it"""
     takes_uniform: bool = False
     """whether `act` accepts uniform numbers [N, n, c] from `draw_uniform` instead of keys"""
 
@@ -56,11 +59,33 @@ class Algorithm(abc.ABC):
         """
 
     @abc.abstractmethod
-    def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> nnx.Module:
-        """Return new networks in one module.
+    def make_network(
+        self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
+    ) -> nnx.Module:
+        """Return new networks of a policy in one module.
 
         Policies whose algorithms share this function can start from each other's parameters (`checkpoint`).
+
+        Args:
+            context: the environment, the run, and the agents of all policies.
+            config: configuration of the policy.
+            assignment: its agents and their spaces.
+            rngs: random numbers for the parameters.
         """
+
+    def make_shared(self, team: Team, context: Context, rngs: nnx.Rngs) -> nnx.Module | None:
+        """Return what the policies of a team share, such as a central critic or a mixer; None: nothing."""
+        return None
+
+    def init_shared(self, team: Team, states: Mapping[str, PolicyState], params: Any) -> PolicyState | None:
+        """Return the state of what a team shares: parameters and their optimizer, or one optimizer of all policies.
+
+        Args:
+            team: static part of the team.
+            states: new states of its policies, by name.
+            params: new parameters of `make_shared`; None if it returned None.
+        """
+        return None
 
     def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
         """Return the distribution of actions; `to_space` of it maps actions into the action space."""
@@ -138,7 +163,6 @@ class Algorithm(abc.ABC):
         """
         return {}
 
-    @abc.abstractmethod
     def update(
         self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
         num_blocks: int,
@@ -157,6 +181,35 @@ class Algorithm(abc.ABC):
         Returns:
             (state, memory, metrics {name: scalar or `Metric`}).
         """
+        raise NotImplementedError(f"{type(self).__name__} has no update")
+
+    def update_team(
+        self, team: Team, states: dict[str, PolicyState], shared: PolicyState | None, memories: dict[str, Memory],
+        hypers: Mapping[str, Hypers], rollout: Rollout, key: jax.Array, num_blocks: int,
+    ) -> tuple[dict[str, PolicyState], PolicyState | None, dict[str, Memory], dict[str, dict[str, Any]]]:  # fmt: skip
+        """Learn from one rollout, all policies of a team together. By default each learns alone, by `update`.
+
+        Args:
+            team: static part of the team.
+            states: states of its policies, by name.
+            shared: state of what they share; None: nothing.
+            memories: memories of its policies, by name.
+            hypers: hyperparameters of its policies, by name; those of the team are among each policy's.
+            rollout: the rollout.
+            key: () key for this update.
+            num_blocks: blocks of replicas on this device.
+
+        Returns:
+            (states, shared, memories, metrics). Metrics are {name: scalar or `Metric`} by policy; those of what is
+            shared are under the name of the team.
+        """
+        keys = [key] if len(team.policies) == 1 else jax.random.split(key, len(team.policies))
+        learned = {
+            name: self.update(policy, states[name], memories[name], hypers[name], rollout, own_key, num_blocks)
+            for own_key, (name, policy) in zip(keys, team.policies.items(), strict=True)
+        }
+        states, memories, metrics = ({name: part[i] for name, part in learned.items()} for i in range(3))
+        return states, shared, memories, metrics
 
     def losses(
         self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]

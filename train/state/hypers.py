@@ -16,7 +16,7 @@ from flax import struct
 
 from wdjax.checks import require, require_known
 from wdjax.train.config.facts import Fraction, Schedule, is_scheduled, is_traced, leaves, points_of, require_value
-from wdjax.train.config.schema import PolicyConfig
+from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
 
 OLD_BLOCK = re.compile(r"\.(options|ddpg)\.")  # written before the names of options until 0.2
 
@@ -62,11 +62,16 @@ class Hypers(dict[str, Any]):
         return (PolicyConfig.__dataclass_fields__ | self.options.__dataclass_fields__)[name]
 
 
-def hypers_of(config: PolicyConfig) -> Hypers:
-    """Return the traced hyperparameters of a policy whose options have been read (`with_options`)."""
+def run_hypers(config: TrainConfig) -> dict[str, Hypers]:
+    """Return the traced hyperparameters of every policy, and of every team those of its options."""
+    return {name: hypers_of(own) for name, own in (*config.policies.items(), *config.teams.items())}
+
+
+def hypers_of(config: PolicyConfig | TeamConfig) -> Hypers:
+    """Return the traced hyperparameters of a policy or a team whose options have been read (`with_options`)."""
     values = {name: (fields[-1], value) for name, fields, value in leaves(config) if is_traced(fields[-1])}
-    if not config.past_selves:
-        del values["past_selves_fraction"]
+    if not getattr(config, "past_selves", 0):
+        values.pop("past_selves_fraction", None)
     arrays = {
         name: schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
         for name, (field, value) in values.items()

@@ -1,6 +1,7 @@
 """The parts of a learner that stay fixed: what its compiled program is made from."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.actor_critic import ActorCritic, split_mask
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.state.agents import Assignment
+from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers, with_traced
 from wdjax.train.state.normalization import normalize_observation
 from wdjax.train.state.state import PolicyState
@@ -30,6 +32,7 @@ class Policy:
     distribution: Distribution  # of its actions, where the algorithm draws them
     graphdef: nnx.GraphDef
     encoder: type  # of its network: a name may stand for another class later (train/networks/encoders.py)
+    context: Context  # the environment, the run, and the agents of all policies
     engine: Any = None  # how it acts and learns on this machine (train/fast)
 
     @property
@@ -89,6 +92,21 @@ class Policy:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Team:
+    """The static part of a team: policies that are updated together. A policy may be a team of its own."""
+
+    name: str
+    policies: dict[str, Policy]
+    algorithm: Any  # the Algorithm of all of them
+    shared: nnx.GraphDef | None = None  # structure of what they share (`Algorithm.make_shared`); None: nothing
+
+    @property
+    def first(self) -> Policy:
+        """The policy whose optimizer, learning rate and options count for what the team shares."""
+        return next(iter(self.policies.values()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
     """The fixed part of a run: what its compiled program is made from."""
 
@@ -97,9 +115,16 @@ class Setup:
     env_params: Any
     replicas: VectorEnv
     policies: dict[str, Policy]
+    context: Context
+    teams: dict[str, Team]  # of the policies that learn
     engine: Any = None  # how rollouts run on this machine (train/fast)
     num_devices: int = 1  # that share the replicas (train/state/sharding.py)
     trust: tuple[str, ...] = ()  # modules that the runs which policies begin with may name (config/trust.py)
+
+    @functools.cached_property
+    def keeps(self) -> frozenset[str]:
+        """What the rollout stores beside transitions (`Algorithm.keeps`)."""
+        return frozenset().union(*(team.algorithm.keeps for team in self.teams.values()))
 
     @property
     def assignments(self) -> dict[str, Assignment]:

@@ -1,16 +1,17 @@
 """Algorithms by name, and what they make of a configuration: their options, and their hyperparameters."""
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from wdjax.checks import require
+from wdjax.checks import require_known, require
 from wdjax.named import find_named
 from wdjax.train.config.facts import changed, default_of, is_required, leaves
 from wdjax.train.config.reading import SHORT, from_mapping, register, unknown_field
-from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.state.algorithm import Algorithm
+from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
+from wdjax.train.state.algorithm import Algorithm, NoOptions
 
 # Name in a preset -> where its class is, or the class; any other algorithm is named by its import path.
 ALGORITHMS: dict[str, str | type[Algorithm]] = {
@@ -18,6 +19,9 @@ ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "PPO": "wdjax.train.algorithms.ppo:PPO",
     "DDPG": "wdjax.train.algorithms.ddpg.update:DDPG",
 }
+
+
+BLOCKS = {"policies": PolicyConfig, "teams": TeamConfig}
 
 
 def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
@@ -57,6 +61,8 @@ def _require_algorithm(what: str, found: Any) -> None:
         raise TypeError(f"{what}: must be a subclass of wdjax.train.Algorithm, not {found!r}")
     missing = ", ".join(sorted(found.__abstractmethods__))
     require(not missing, what, found.__name__, f"a complete algorithm. Implement {missing}.")
+    learns = found.update is not Algorithm.update or found.update_team is not Algorithm.update_team
+    require(learns, what, found.__name__, "a complete algorithm. Implement update or update_team.")
     options = found.Options
     words = f"{what}: Options must be a frozen dataclass with a default for every field"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):
@@ -78,19 +84,42 @@ def read_config(values: Any, imports: bool = True) -> TrainConfig:
     Raises:
         ValueError, TypeError: naming the field, its value and what is allowed.
     """
-    if isinstance(values, Mapping) and isinstance(values.get("policies"), Mapping):
-        placed = {name: place_options(f"policies.{name}", own, imports) for name, own in values["policies"].items()}
-        values = {**values, "policies": placed}
+    for block in ("policies", "teams") if isinstance(values, Mapping) else ():
+        if isinstance(given := values.get(block), Mapping):
+            place = functools.partial(place_options, imports=imports, cls=BLOCKS[block])
+            values = {**values, block: {name: place(f"{block}.{name}", own) for name, own in given.items()}}
     config = from_mapping(TrainConfig, values)
-    policies = {
-        name: with_options(f"policies.{name}", own) if imports or own.algorithm in ALGORITHMS else own
-        for name, own in config.policies.items()
-    }
-    return dataclasses.replace(config, policies=policies)
+    reads = lambda own: imports or own.algorithm in ALGORITHMS  # noqa: E731
+    read = lambda path, own: with_options(path, own) if reads(own) else own  # noqa: E731
+    teams = {name: read(f"teams.{name}", own) for name, own in config.teams.items()}
+    policies = {name: read(f"policies.{name}", own) for name, own in config.policies.items()}
+    return dataclasses.replace(config, policies=policies | members(policies, teams), teams=teams)
 
 
-def place_options(path: str, given: Any, imports: bool = True) -> Any:
-    """Return the fields of a policy with those of its algorithm moved into `options`.
+def members(policies: Mapping[str, PolicyConfig], teams: Mapping[str, TeamConfig]) -> dict[str, PolicyConfig]:
+    """Return the configurations of the policies that belong to teams, with the algorithm of their team.
+
+    Raises:
+        ValueError: for an unknown policy, a policy of two teams, or one that sets an algorithm or options of its own.
+    """
+    found: dict[str, PolicyConfig] = {}
+    for team, own in teams.items():
+        for name in own.policies:
+            require_known(f"policy in teams.{team}.policies", name, policies)
+            require(name not in found, f"teams.{team}.policies", name, "a policy of no other team")
+            policy = policies[name]
+            allowed = f"left out, as policies.{name} belongs to team {team!r}. Set teams.{team}"
+            is_own = policy.algorithm in (PolicyConfig.algorithm, own.algorithm)
+            require(is_own, f"policies.{name}.algorithm", policy.algorithm, f"{allowed}.algorithm")
+            options = policy.options if isinstance(policy.options, Mapping) else dict(changed(policy.options))
+            for option, value in options.items():
+                require(False, f"policies.{name}.{option}", value, f"{allowed}.{option}")
+            found[name] = dataclasses.replace(policy, algorithm=own.algorithm, options=NoOptions())
+    return found
+
+
+def place_options(path: str, given: Any, imports: bool = True, cls: type = PolicyConfig) -> Any:
+    """Return the fields of a policy, or a team, with those of its algorithm moved into `options`.
 
     Options of other built-in algorithms are dropped where they are at their defaults: files of 0.2 hold them all.
 
@@ -98,6 +127,7 @@ def place_options(path: str, given: Any, imports: bool = True) -> Any:
         path: name of the policy's configuration in errors.
         given: fields of the policy.
         imports: import the code of a custom algorithm. False: every name that is no field of the policy is its option.
+        cls: PolicyConfig or TeamConfig.
 
     Raises:
         ValueError: for a name that neither the policy nor its algorithm has, with the closest one, and for an option
@@ -106,12 +136,12 @@ def place_options(path: str, given: Any, imports: bool = True) -> Any:
     if not isinstance(given, Mapping):
         return given
     given = flat_policy(path, given)
-    algorithm = given.get("algorithm", PolicyConfig.algorithm)
+    algorithm = given.get("algorithm", cls.algorithm)
     require(isinstance(algorithm, str), f"{path}.algorithm", algorithm, "text", TypeError)
-    names = {*PolicyConfig.__dataclass_fields__, *SHORT}
+    names = {*cls.__dataclass_fields__, *SHORT}
     if imports or algorithm in ALGORITHMS:
         owned = option_fields(algorithm, path)
-        given = without_unused(path, given, algorithm, owned)
+        given = without_unused(path, given, algorithm, owned, cls)
     else:
         owned = given.keys() - names
     fields = {name: value for name, value in given.items() if name not in owned}
@@ -142,14 +172,14 @@ def flat_policy(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_unused(
-    path: str, given: Mapping[str, Any], algorithm: str, owned: Mapping[str, dataclasses.Field]
+    path: str, given: Mapping[str, Any], algorithm: str, owned: Mapping[str, dataclasses.Field], cls: type
 ) -> dict[str, Any]:
     """Return the fields of a policy without options of other built-in algorithms that are at their defaults.
 
     Raises:
         ValueError: for other options of these algorithms, all of them at once, and for an unknown field.
     """
-    hints = typing.get_type_hints(PolicyConfig)
+    hints = typing.get_type_hints(cls)
     built_in = [name for name, place in ALGORITHMS.items() if isinstance(place, str)]
     known = [(other, option_fields(other, path)) for other in built_in]
     kept, unused, owners = {}, [], {}
@@ -189,8 +219,8 @@ def without_old_options(policy: str, given: Any, before: Any, changes: Collectio
     return {name: value for name, value in given.items() if name not in lost or f"{path}.{name}" in changes}
 
 
-def with_options(path: str, config: PolicyConfig) -> PolicyConfig:
-    """Return a policy's configuration with the options of its algorithm read; `path` stands before the names.
+def with_options(path: str, config: Any) -> Any:
+    """Return the configuration of a policy or a team with the options of its algorithm read.
 
     Raises:
         ValueError, TypeError: naming the field, its value and what is allowed.

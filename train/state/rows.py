@@ -66,3 +66,7 @@ class Rollout(struct.PyTreeNode):
     episode_return: dict[str, jax.Array]  # by policy, [T, N] float32, summed over its agents
     episode_length: jax.Array  # [T, N] int32
     episode_info: dict[str, jax.Array]  # [T, N], the environment's own statistics
+    # of each replica, once for all its agents; None unless an algorithm `keeps` it
+    global_state: jax.Array | None = None  # [T, N, S], before the step
+    final_global_state: jax.Array | None = None  # [T, N, S], after the step, before any reset; None without truncation
+    last_global_state: jax.Array | None = None  # [N, S], after the last step

@@ -82,7 +82,7 @@ def lay_out(split: Any, whole: Any) -> Any:
     return TrainState(
         policies=whole, memory=split, hypers=whole, env_params=whole,
         replicas=VectorState(split, split, split, split, starts=whole),
-        obs=split, live=split, key=whole, num_updates=whole,
+        obs=split, live=split, key=whole, num_updates=whole, shared=whole,
     )  # fmt: skip
 
 

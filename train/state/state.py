@@ -42,13 +42,14 @@ class TrainState(struct.PyTreeNode):
 
     policies: dict[str, PolicyState]  # by policy: learned state
     memory: dict[str, Memory]  # by policy: state per replica
-    hypers: dict[str, Hypers]  # by policy: traced hyperparameters
+    hypers: dict[str, Hypers]  # by policy, and by team: traced hyperparameters
     env_params: Any  # environment params, shared by all replicas
     replicas: VectorState  # states of the N = num_envs replicas
     obs: dict[str, Any]  # by group, [N, n_group, ...]: latest observations
     live: dict[str, jax.Array]  # by group, [N, n_group] bool: agents still active in their episode
     key: jax.Array  # random key for the rest of the run
     num_updates: jax.Array  # () int32, updates done
+    shared: dict[str, PolicyState] = struct.field(default_factory=dict)  # by team: what its policies share, if anything
 
     def _repr_html_(self) -> str:
         size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
@@ -60,9 +61,12 @@ class TrainState(struct.PyTreeNode):
 
 
 def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
-    """Returns the hyperparameters of every policy with schedules read off at this point of the run."""
+    """Return the hyperparameters of every policy at this point of the run, those of its team included."""
     env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
-    return {name: hypers.at(env_steps) for name, hypers in state.hypers.items()}
+    now = {name: hypers.at(env_steps) for name, hypers in state.hypers.items()}
+    for name, team in config.teams.items():
+        now |= {policy: Hypers({**now[name], **now[policy]}, now[name].options) for policy in team.policies}
+    return now
 
 
 def with_hypers(state: TrainState, **changes: Any) -> TrainState:

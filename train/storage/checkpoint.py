@@ -23,7 +23,7 @@ from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.devices.memory import give_back_memory
-from wdjax.train.state.hypers import hypers_of
+from wdjax.train.state.hypers import run_hypers
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import (
@@ -238,8 +238,7 @@ def renamed(place: str) -> str:
 
 def configured_hypers(config: TrainConfig, target: TrainState, places: Collection[str]) -> dict[str, jax.Array]:
     """Return the configured values of hyperparameters that a checkpoint does not have, like the leaves of `target`."""
-    policies = in_env_steps(config, config.total_env_steps).policies
-    values = by_place({"hypers": {name: hypers_of(policy) for name, policy in policies.items()}})
+    values = by_place({"hypers": run_hypers(in_env_steps(config, config.total_env_steps))})
     shapes = by_place(target)
     place = lambda at: jax.device_put(jnp.broadcast_to(values[at], shapes[at].shape), shapes[at].sharding)  # noqa: E731
     return {at: place(at) for at in places}

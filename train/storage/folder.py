@@ -269,8 +269,8 @@ def made_with() -> dict[str, Any]:
 def plain_config(config: TrainConfig) -> dict[str, Any]:
     """Returns a configuration as nested mappings and lists of what YAML and JSON hold; `from_mapping` reads it back."""
     values = dataclasses.asdict(config)
-    for policy in values["policies"].values():
-        policy |= policy.pop("options")
+    for own in (*values["policies"].values(), *values["teams"].values()):
+        own |= own.pop("options")
     return _plain(values)
 
 

@@ -30,6 +30,7 @@ from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
+from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers, hypers_of
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.policy import Policy
@@ -90,7 +91,7 @@ class DDPG(Algorithm):
     Options = DDPGOptions
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
-        config = run.policies[name]
+        config = run.policy(name)
         require_bounded_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
         size = config.network.recurrent_size
         require(size == 0, f"policies.{name}.network.recurrent_size", size, "0: DDPG has no recurrent networks")
@@ -106,7 +107,9 @@ class DDPG(Algorithm):
         require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
         require(options.n_step <= size, f"{path}.n_step", options.n_step, f"at most buffer_size = {size}")
 
-    def make_network(self, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs) -> ActorActionValue:
+    def make_network(
+        self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
+    ) -> ActorActionValue:
         observation_space = without_mask(assignment.observation_space)
         num_actions, twin = math.prod(assignment.action_space.shape), config.options.twin_critics
         return ActorActionValue(observation_space, num_actions, config.network, twin, rngs=rngs)
