@@ -66,7 +66,9 @@ class Sharp(Categorical):
 class OwnNetwork(PPO):
     """PPO with `Network`."""
 
-    def make_network(self, config: Any, assignment: Any, rngs: nnx.Rngs) -> ActorCritic:
+    def make_network(
+        self, context: Any, config: Any, assignment: Any, rngs: nnx.Rngs
+    ) -> ActorCritic:
         space, distribution = (
             assignment.observation_space,
             self.make_distribution(config, assignment),

@@ -36,7 +36,7 @@ def refusal(function, *arguments, **named):
 class Plain(Algorithm):
     """A linear policy without normalizer, encoder or recurrent state that does not learn."""
 
-    def make_network(self, config, assignment, rngs):
+    def make_network(self, context, config, assignment, rngs):
         return nnx.Linear(
             assignment.observation_space.shape[0], assignment.action_space.n, rngs=rngs
         )
@@ -84,7 +84,7 @@ class WithoutLoss(Plain):
 
 
 class WithBatchNorm(Plain):
-    def make_network(self, config, assignment, rngs):
+    def make_network(self, context, config, assignment, rngs):
         size = assignment.observation_space.shape[0]
         linear = nnx.Linear(size, assignment.action_space.n, rngs=rngs)
         return nnx.Sequential(nnx.BatchNorm(size, use_running_average=True, rngs=rngs), linear)

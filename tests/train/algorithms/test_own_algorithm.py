@@ -62,7 +62,7 @@ class Reinforce(Algorithm):
 
     Options = ReinforceOptions
 
-    def make_network(self, config, assignment, rngs):
+    def make_network(self, context, config, assignment, rngs):
         return nnx.Linear(
             assignment.observation_space.shape[0], assignment.action_space.n, rngs=rngs
         )

@@ -94,7 +94,7 @@ def test_who_plays_falls_by_its_chance():
 )
 def test_somebody_plays_several_rollouts_in_a_row(num_updates, anew):
     config = PolicyConfig(opponents={"random": 0.5, "ambush": 0.5}, opponents_every=3)
-    policy = Policy("runner", config, None, None, None, None, None)
+    policy = Policy("runner", config, None, None, None, None, None, None)
     memory = Memory(None, None, member=jnp.array([PRESENT, 7, NOBODY, 8]))
     state, env_steps = PolicyState(None, None), jnp.float32(0)
     selves = choose_selves(policy, state, memory, None, jnp.int32(num_updates), env_steps, KEY)
@@ -186,7 +186,7 @@ def test_rules_act_where_they_play_and_nobody_else():
     assignment = assign_agents(
         env, env.default_params, {"first": config, "rest": PolicyConfig(agents=("player[0]",))}
     )
-    policy = Policy("first", config, assignment["first"], None, None, None, None)
+    policy = Policy("first", config, assignment["first"], None, None, None, None, None)
     member, situation = (
         jnp.array([PRESENT, 0]),
         (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params),

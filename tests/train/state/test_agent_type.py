@@ -140,7 +140,10 @@ def test_a_policy_does_not_play_agents_that_it_has_no_type_for():
     env, kinds = Pair(), PolicyConfig(agents=("clerk[0]", "clerk[1]"), agent_type_feature=True)
     policies = {"kinds": kinds, "rest": PolicyConfig(agents=("clerk[2]",)), "pilot": PolicyConfig()}
     own = assign_agents(env, env.default_params, policies)
-    policy, player = Policy("kinds", kinds, own["kinds"], None, None, None, None), Player("old")
+    policy, player = (
+        Policy("kinds", kinds, own["kinds"], None, None, None, None, None),
+        Player("old"),
+    )
     assert (
         seat_policy(player, policy, None, Role("kinds", "kinds", own["kinds"])).actor.kind
         == "learned"
