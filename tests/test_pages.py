@@ -4,7 +4,11 @@ import importlib.util
 import re
 from pathlib import Path
 
+import jax
 import pytest
+
+from wdjax.train import PPO, load_config, make_learner, register_algorithm
+from wdjax.train.state import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -12,6 +16,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def read(name):
     return (ROOT / name).read_text(encoding="utf8")
+
+
+def code_of(name):
+    """Return the blocks of Python code of a page."""
+    return re.findall(r"```python\n(.*?)```", read(name), re.DOTALL)
 
 
 def from_code():
@@ -119,3 +128,34 @@ def test_the_limits_page_states_which_custom_algorithms_are_possible():
     text = read("docs/limits.md")
     assert "No team losses" in text
     assert "transitions of all trained policies" in " ".join(text.split())
+
+
+def test_configuration_page_lists_the_options_of_each_algorithm():
+    page, module = read("docs/reference/configuration.md"), from_code()
+    for name, option in (("A2C", "gae_lambda"), ("PPO", "clip"), ("DDPG", "tau")):
+        assert f"<!-- from code: configuration {name} -->" in page
+        assert f"| `{option}` |" in module.configuration(name)
+    assert "`clip`" not in module.configuration("A2C")
+    assert "traced; above 0" in module.configuration("PPO")
+
+
+@pytest.fixture
+def algorithms(monkeypatch):
+    """Remove algorithms registered by a test after it."""
+    monkeypatch.setattr(registry, "ALGORITHMS", dict(registry.ALGORITHMS))
+
+
+def test_additional_loss_term_of_the_how_to_page_is_a_valid_loss(algorithms):
+    scope = {"PPO": PPO}
+    exec(code_of("docs/how_to/own_algorithm.md")[0], scope)
+    register_algorithm("Bounded", scope["Bounded"])
+    learner = make_learner(load_config("cartpole_ppo", **{"policies.agent.algorithm": "Bounded"}))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    assert "agent/squared_value" in jax.eval_shape(learner.update, state)[1]
+
+
+def test_algorithm_of_the_how_to_page_learns(algorithms):
+    scope = {"__name__": "page"}
+    exec(code_of("docs/how_to/own_algorithm.md")[1], scope)
+    returns = scope["metrics"]["agent/episode_return"]
+    assert returns[-5:].mean() > 1.5 * returns[:5].mean()
