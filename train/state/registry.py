@@ -67,9 +67,11 @@ def _require_algorithm(what: str, found: Any) -> None:
     words = f"{what}: Options must be a frozen dataclass with a default for every field"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):
         raise TypeError(f"{words}, not {options!r}")
-    bare = [field.name for field in dataclasses.fields(options) if is_required(field)]
-    if bare:
-        raise TypeError(f"{words}: {bare[0]} has none")
+    for field in dataclasses.fields(options):
+        if is_required(field):
+            raise TypeError(f"{words}: {field.name} has none")
+        taken = field.name in PolicyConfig.__dataclass_fields__
+        require(not taken, f"{what}: an option", field.name, "a name that is not a field of every policy")
 
 
 def read_config(values: Any, imports: bool = True) -> TrainConfig:

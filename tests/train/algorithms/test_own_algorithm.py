@@ -1,8 +1,9 @@
-"""Algorithms of one's own: by name and by path, from a whole one to another loss, with options that are swept."""
+"""Custom algorithms: named by registration or import path, with their own losses and options."""
 
 import dataclasses
 import functools
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from tiny_runs import numbers
 from wdjax.experiments.examples.own_algorithm import AWR
 from wdjax.experiments.sweep import load_member, sweep
 from wdjax.train import (
+    A2C,
+    PPO,
     Algorithm,
     OnPolicy,
     PolicyConfig,
@@ -30,17 +33,19 @@ from wdjax.train import (
     with_hypers,
 )
 from wdjax.train.config.facts import Schedule
+from wdjax.train.learning import masked_mean
+from wdjax.train.state import Evaluation
 from wdjax.train.state.registry import ALGORITHMS
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 PATH = "wdjax.experiments.examples.own_algorithm:AWR"
-TEMPERATURE = "policies.agent.options.temperature"
+TEMPERATURE = "policies.agent.temperature"
 
 
 @pytest.fixture
 def registry(monkeypatch):
-    """What a test registers is forgotten after it."""
+    """Undo the registrations of a test."""
     for name in list(ALGORITHMS):
         monkeypatch.setitem(ALGORITHMS, name, ALGORITHMS[name])
     yield
@@ -49,16 +54,14 @@ def registry(monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class ReinforceOptions:
-    """What only Reinforce has."""
-
     decay: float = 0.9
-    """of the running mean of rewards, which is taken away from them"""
+    """Decay of the running mean of rewards, the baseline."""
     heat: Schedule = traced(1.0)
-    """what logits are divided by"""
+    """Divisor of the logits."""
 
 
 class Reinforce(Algorithm):
-    """Williams (1992), whole: a linear network, no value, a running mean of rewards as baseline, plain descent."""
+    """REINFORCE (Williams, 1992) with a linear network and a running mean of rewards as baseline."""
 
     Options = ReinforceOptions
 
@@ -74,7 +77,7 @@ class Reinforce(Algorithm):
         return nnx.merge(policy.graphdef, params)(obs) / heat
 
     def act(self, policy, state, carry, obs, keys, hypers):
-        logits = self.logits(policy, state.params, obs, hypers.options.heat)
+        logits = self.logits(policy, state.params, obs, hypers["heat"])
         return (
             sample_blocks(policy.distribution, keys, logits),
             {"own": {"largest": logits.max(axis=-1)}},
@@ -87,17 +90,17 @@ class Reinforce(Algorithm):
             policy.distribution, keys, logits
         ), carry
 
-    def update(self, policy, state, memory, hypers, played, key, num_blocks):
-        rows, baseline = played.rows[policy.name], state.own["baseline"]
+    def update(self, policy, state, memory, hypers, rollout, key, num_blocks):
+        rows, baseline = rollout.rows[policy.name], state.own["baseline"]
 
         def loss(params):
-            logits = self.logits(policy, params, rows.obs, hypers.options.heat)
+            logits = self.logits(policy, params, rows.obs, hypers["heat"])
             log_prob = policy.distribution.log_prob(logits, rows.action)
             return -jnp.mean(jnp.where(rows.live, log_prob * (rows.reward - baseline), 0.0))
 
         value, grads = jax.value_and_grad(loss)(state.params)
         params = jax.tree.map(
-            lambda param, grad: param - hypers.learning_rate * grad, state.params, grads
+            lambda param, grad: param - hypers["learning_rate"] * grad, state.params, grads
         )
         decay = policy.config.options.decay
         own = {"baseline": decay * baseline + (1 - decay) * jnp.mean(rows.reward)}
@@ -117,25 +120,105 @@ def awr_config(**changes):
     base["policies.agent.learning_rate"] = [
         [0, 2.5e-3],
         [150_000, 1e-4],
-    ]  # the same at every length of run
+    ]  # independent of the run length
     return load_config("cartpole_ppo", **(base | changes))
 
 
 # --- another loss: the example ---
 
 
+def batch_of(advantage):
+    advantage = jnp.array(advantage)
+    zeros = jnp.zeros_like(advantage)
+    return types.SimpleNamespace(
+        log_prob=None, value=zeros, advantage=advantage, target=zeros, valid=jnp.isfinite(advantage)
+    )
+
+
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_the_example_weighs_by_advantage(temperature):
-    hypers = {"options.temperature": temperature, "options.max_weight": 3.0}
-    advantage, live = jnp.array([1.0, -1.0, 9.0, math.inf]), jnp.array([True, True, True, False])
-    loss, metrics = AWR().policy_loss(jnp.full(4, -2.0), None, advantage, live, hypers)
-    weight = [min(math.exp(a / temperature), 3.0) for a in (1.0, -1.0, 9.0, 0.0)]
-    np.testing.assert_allclose(metrics["weight"], weight, rtol=1e-6)
-    np.testing.assert_allclose(loss, [2 * w for w in weight], rtol=1e-6)
+def test_the_example_weights_actions_by_their_advantage(temperature):
+    new = Evaluation(jnp.full(4, -2.0), jnp.full(4, 0.5), jnp.full(4, 3.0))
+    options = AWR.Options(temperature=temperature, max_weight=3.0, entropy_coefficient=0.1)
+    # without averaging: the loss of each transition
+    loss, terms = AWR().loss(new, batch_of([1.0, -1.0, 9.0, math.inf]), options, dict)
+    weight = [min(math.exp(a / temperature), 3.0) for a in (1.0, -1.0, 9.0)]
+    np.testing.assert_allclose(terms["weight"][:3], weight, rtol=1e-6)
+    np.testing.assert_allclose(
+        loss[:3], [2 * w + 0.5 * 3**2 - 0.1 * 0.5 for w in weight], rtol=1e-6
+    )
+
+
+def test_the_example_ignores_invalid_transitions():
+    """Also in gradients, if the advantage of an invalid transition is infinite."""
+
+    def loss(log_prob):
+        new, batch = Evaluation(log_prob, log_prob * 0, log_prob * 0), batch_of([1.0, math.inf])
+        mean = lambda terms: {n: masked_mean(rows, batch.valid) for n, rows in terms.items()}  # noqa: E731
+        return AWR().loss(new, batch, AWR.Options(), mean)[0]
+
+    gradient = jax.grad(loss)(jnp.array([-2.0, -3.0]))
+    np.testing.assert_allclose(gradient, [-min(math.exp(1 / 0.3), 20.0), 0], rtol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class PullOptions(PPO.Options):
+    pull: float = traced(0.0, allowed="at least 0")
+    """Weight of the pull towards actions with a high probability."""
+
+
+class Pulled(PPO):
+    """PPO with one more term and one more option."""
+
+    Options = PullOptions
+
+    def loss(self, new, batch, options, mean):
+        terms = {"pull": -new.log_prob}
+        loss, means = super().loss(new, batch, options, lambda own: mean(own | terms))
+        return loss + options.pull * means["pull"], means
+
+
+PPO_ALONE = {"policies.agent.algorithm": "PPO"}
+
+
+def pulled_config(**changes):
+    return awr_config(**{"policies.agent.algorithm": f"{__name__}:Pulled", **changes})
+
+
+def test_a_loss_with_another_term_and_option():
+    learner, ppo = make_learner(pulled_config()), make_learner(awr_config(**PPO_ALONE))
+    state = learner.init(jax.random.key(0))
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+    states = with_hypers(states, **{"agent.pull": jnp.array([0.0, 10.0])})
+    after, metrics = jax.vmap(learner.update)(states)
+    metrics = {name.removeprefix("agent/"): values for name, values in metrics.items()}
+    loss = metrics["policy_loss"] + 0.5 * metrics["value_loss"] - 0.01 * metrics["entropy"]
+    pull = metrics["loss"] - loss
+    np.testing.assert_allclose(pull, jnp.array([0.0, 10.0]) * metrics["pull"], atol=1e-4)
+    assert metrics["entropy"][1] < metrics["entropy"][0]
+    alone, _ = ppo.update(ppo.init(jax.random.key(0)))  # equals the member without a pull
+    params = [each.policies["agent"].params for each in (after, alone)]
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(lambda members, one: close(members[0], one), *params)
+
+
+class Squared(PPO):
+    """A loss that is not linear in the means of its terms."""
+
+    def loss(self, new, batch, options, mean):
+        loss, means = super().loss(new, batch, options, mean)
+        return loss**2, means
+
+
+def test_a_loss_that_is_not_linear_in_its_means_is_refused():
+    config = awr_config(**{"policies.agent.algorithm": f"{__name__}:Squared"})
+    with pytest.raises(
+        ValueError, match=r"^policies\.agent\.algorithm: its loss .* must be linear"
+    ):
+        make_learner(config)
 
 
 @pytest.mark.slow
-def test_options_are_swept_in_one_program_as_if_alone(tmp_path):
+def test_a_sweep_over_options_is_one_program_that_equals_separate_runs(tmp_path):
     config = awr_config(**{"policies.agent.learning_rate": 1e-2})
     table = sweep(config, {TEMPERATURE: [0.1, 1.0]}, workdir=tmp_path / "sweep")
     assert [row[TEMPERATURE] for row in table] == [0.1, 1.0]
@@ -159,28 +242,28 @@ def test_options_are_swept_in_one_program_as_if_alone(tmp_path):
 def test_traced_options_are_hypers_of_a_population():
     learner = make_learner(awr_config())
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 2))
-    states = with_hypers(states, **{"agent.options.temperature": jnp.array([0.1, 1.0])})
+    states = with_hypers(states, **{"agent.temperature": jnp.array([0.1, 1.0])})
     weights = jax.vmap(learner.update)(states)[1]["agent/weight"]
     assert weights[0] != weights[1]
     with pytest.raises(
-        ValueError, match=r"unknown hyperparameter 'agent.options.temprature'.*options.temperature"
+        ValueError, match=r"unknown hyperparameter 'agent.temprature'.*agent.temperature"
     ):
-        with_hypers(states, **{"agent.options.temprature": 1.0})
+        with_hypers(states, **{"agent.temprature": 1.0})
 
 
 @pytest.mark.slow
 def test_a_run_resumes_exactly_and_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
+    monkeypatch.setattr(Trainer, "draw", lambda self: None)  # plots take long
     chunks = {"updates_per_chunk": 1, "checkpoint_every": 1, TEMPERATURE: 0.7}
     whole = Trainer(awr_config(**chunks), tmp_path / "whole", quiet=True).train()
     Trainer(awr_config(**chunks, total_env_steps=3 * 64), tmp_path / "parts", quiet=True).train()
     again = Trainer(awr_config(**chunks), tmp_path / "parts", resume=True, quiet=True).train()
     jax.tree.map(np.testing.assert_array_equal, numbers(whole), numbers(again))
     learner, state = load_run(tmp_path / "parts")
-    assert learner.config.policies["agent"].options == AWR.Options(temperature=0.7)
-    assert state.hypers["agent"].options.temperature == np.float32(0.7)
+    assert learner.config.policies["agent"].options.temperature == 0.7
+    assert state.hypers["agent"]["temperature"] == np.float32(0.7)
     with pytest.raises(
-        ValueError, match=r"options.temperature = 0.5: the run in .* was started with 0.7"
+        ValueError, match=r"policies.agent.temperature = 0.5: the run in .* was started with 0.7"
     ):
         Trainer(
             awr_config(**chunks | {TEMPERATURE: 0.5}), tmp_path / "parts", resume=True, quiet=True
@@ -188,7 +271,7 @@ def test_a_run_resumes_exactly_and_is_loaded(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_plays_and_learns_beside_ppo_in_one_program():
+def test_the_example_learns_beside_ppo_in_one_program():
     changes = {"policies.tagger.algorithm": PATH, "num_envs": 8, "rollout_length": 8}
     learner = make_learner(load_config("tag_small", **changes))
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
@@ -199,11 +282,9 @@ def test_it_plays_and_learns_beside_ppo_in_one_program():
 
 
 @pytest.mark.slow
-def test_it_begins_with_what_ppo_has_learned(tmp_path, monkeypatch):
+def test_the_example_starts_from_a_checkpoint_of_ppo(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
-    ppo = Trainer(
-        awr_config(**{"policies.agent.algorithm": "PPO"}), tmp_path / "ppo", quiet=True
-    ).train()
+    ppo = Trainer(awr_config(**PPO_ALONE), tmp_path / "ppo", quiet=True).train()
     learner = make_learner(awr_config(**{"policies.agent.checkpoint": str(tmp_path / "ppo")}))
     begun = learner.init(jax.random.key(7)).policies["agent"].params
     jax.tree.map(np.testing.assert_array_equal, begun, ppo.policies["agent"].params)
@@ -212,13 +293,13 @@ def test_it_begins_with_what_ppo_has_learned(tmp_path, monkeypatch):
 class Orders(AWR):
     """Records the order of policies in each dict of a rollout."""
 
-    def update(self, policy, state, memory, hypers, played, key, num_blocks):
+    def update(self, policy, state, memory, hypers, rollout, key, num_blocks):
         fields = ("rows", "first_carry", "last_carry", "last_obs", "episode_return")
-        Orders.seen = {field: list(getattr(played, field)) for field in fields}
-        return super().update(policy, state, memory, hypers, played, key, num_blocks)
+        Orders.seen = {field: list(getattr(rollout, field)) for field in fields}
+        return super().update(policy, state, memory, hypers, rollout, key, num_blocks)
 
 
-def test_every_dict_of_a_rollout_lists_policies_in_one_order():
+def test_dicts_of_a_rollout_list_policies_in_alphabetical_order():
     names = {"second": ("player[0]",), "first": ("player[1]",)}
     policies = {
         name: PolicyConfig(agents, algorithm=f"{__name__}:Orders") for name, agents in names.items()
@@ -239,7 +320,7 @@ def reinforce_config(**changes):
     )
 
 
-def test_a_whole_algorithm_finds_the_better_action(registry):
+def test_a_custom_algorithm_learns_the_better_action(registry):
     register_algorithm("mine", Reinforce)
     learner = make_learner(reinforce_config(learning_rate=0.3))
     state = learner.init(jax.random.key(0))
@@ -254,7 +335,7 @@ def test_a_whole_algorithm_finds_the_better_action(registry):
     assert state.policies["agent"].own["baseline"] > 0.3
 
 
-def test_static_options_reach_the_update(registry):
+def test_static_options_are_available_in_the_update(registry):
     register_algorithm("mine", Reinforce)
     baselines = []
     for decay in (0.0, 0.5):
@@ -269,7 +350,7 @@ def test_static_options_reach_the_update(registry):
 
 
 class Gumbel(Reinforce):
-    """Draws by itself, from the keys of the blocks of replicas."""
+    """Draws random numbers from the keys of the blocks of replicas."""
 
     def act(self, policy, state, carry, obs, keys, hypers):
         logits = self.logits(policy, state.params, obs)
@@ -278,13 +359,8 @@ class Gumbel(Reinforce):
         return jnp.argmax(logits + noise, axis=-1), {"own": {"largest": logits.max(axis=-1)}}, carry
 
 
-class GumbelPPO(OnPolicy):
-    """An OnPolicy algorithm with acting of its own."""
-
-    keeps_log_prob = False
-
-    def policy_loss(self, log_prob, old_log_prob, advantage, live, hypers):
-        return -log_prob * advantage, {}
+class CustomAct(A2C):
+    """A2C with a custom `act`."""
 
     def act(self, policy, state, carry, obs, keys, hypers):
         assert jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
@@ -292,7 +368,7 @@ class GumbelPPO(OnPolicy):
 
 
 @pytest.mark.parametrize("num_envs", [8, 264])
-@pytest.mark.parametrize("algorithm", [Gumbel, GumbelPPO])
+@pytest.mark.parametrize("algorithm", [Gumbel, CustomAct])
 def test_a_custom_act_receives_keys_at_any_number_of_replicas(algorithm, num_envs):
     policy = PolicyConfig(algorithm=f"{__name__}:{algorithm.__name__}")
     learner = make_learner(tiny_config("probe_signal", {"agent": policy}, num_envs=num_envs))
@@ -317,37 +393,38 @@ def test_a_custom_act_receives_keys_at_any_number_of_replicas(algorithm, num_env
             {"policies.agent.algorithm": "math:pi"},
             r"must be a subclass of wdjax.train.Algorithm, not 3.14",
         ),
-        ({TEMPERATURE: "hot"}, r"policies.agent.options.temperature = 'hot': must be a number"),
+        ({TEMPERATURE: "hot"}, r"policies.agent.temperature = 'hot': must be a number"),
+        ({TEMPERATURE: -1.0}, r"policies.agent.temperature = -1.0: must be above 0"),
         (
-            {"policies.agent.options.temprature": 1.0},
-            "unknown field policies.agent.options.temprature: did you mean",
+            {"policies.agent.temprature": 1.0},
+            r"unknown field policies.agent.temprature of .*AWR: did you mean 'temperature'",
         ),
-        ({TEMPERATURE: -1.0}, r"policies.agent.options.temperature = -1.0: must be above 0"),
-        (
-            {"policies.agent.clip": 0.3},
-            r"policies.agent.clip = 0.3: must be 0.2 \(the default\): wdjax.experiments",
-        ),
+        ({"policies.agent.tau": 0.3}, r"tau = 0.3: .*AWR has no such option \(DDPG has it\)"),
         (
             {"policies.agent.algorithm": "PPO", TEMPERATURE: 1.0},
-            "unknown field policies.agent.options.temperature",
+            r"temperature = 1.0: PPO has no such option \(AWR has it\)",
         ),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_traced(changes, words):
+def test_wrong_options_are_refused(changes, words):
     with pytest.raises((ValueError, TypeError), match=words):
         awr_config(**changes)
 
 
-def test_a_schedule_among_options_is_checked(registry):
+def test_schedules_of_options_are_checked(registry):
     register_algorithm("mine", Reinforce)
-    with pytest.raises(
-        ValueError, match=r"policies.agent.options.heat = .*: must be sorted by env_step"
-    ):
+    with pytest.raises(ValueError, match=r"policies.agent.heat = .*: must be sorted by env_step"):
         make_learner(reinforce_config(options={"heat": [[5, 1.0], [0, 2.0]]}))
 
 
 class Half(OnPolicy):
     pass
+
+
+class Clashing(AWR):
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        learning_rate: float = traced(1.0)
 
 
 class Loose(AWR):
@@ -368,17 +445,22 @@ class Bare(AWR):
         ("a:b", AWR, "must be a name without ':'"),
         ("PPO", AWR, "must be a name that is not used by another algorithm"),
         ("mine", 3, "must be a subclass of wdjax.train.Algorithm, not 3"),
-        ("mine", Half, "Implement policy_loss"),
+        ("mine", Half, "Implement update"),
         ("mine", Loose, "Options must be a frozen dataclass"),
+        (
+            "mine",
+            Clashing,
+            "an option = 'learning_rate': must be a name that is not a field of every policy",
+        ),
         ("mine", Bare, "a default for every field: width has none"),
     ],
 )
-def test_what_cannot_be_registered(name, algorithm, words, registry):
+def test_wrong_algorithms_are_not_registered(name, algorithm, words, registry):
     with pytest.raises((ValueError, TypeError), match=words):
         register_algorithm(name, algorithm)
 
 
-def test_a_cell_that_runs_twice_registers_its_new_class(registry):
+def test_registering_the_class_of_a_rerun_cell_replaces_it(registry):
     register_algorithm("mine", Reinforce)
     again = type("Reinforce", (Reinforce,), {"__qualname__": Reinforce.__qualname__})
     register_algorithm("mine", again)

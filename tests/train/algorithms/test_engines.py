@@ -1,0 +1,62 @@
+"""Every algorithm learns the same on every engine that runs on a CPU."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from box_probes import tiny_ddpg
+from probes import NETWORK, change_policy, tiny_config, tiny_policy
+
+from wdjax.train import make_learner
+from wdjax.train.fast import choose
+from wdjax.train.fast.cpu import FEW_REPLICAS, Cpu
+from wdjax.train.fast.plain import Plain
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+UPDATES = 3
+SMALL_STEPS = {"epochs": 2, "minibatches": 2, "target_kl": 1e-3}
+MEMORY = {"network": dataclasses.replace(NETWORK, recurrent_size=4)}
+CASES = {
+    "A2C": ("probe_signal", tiny_policy("A2C"), 8),
+    "PPO": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS), 8),
+    "PPO, many replicas": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS), FEW_REPLICAS + 8),
+    "PPO, recurrent": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS, **MEMORY), 16),
+    "DDPG": ("probe_box_signal", tiny_ddpg(), 8),
+    "Pulled": (
+        "probe_signal",
+        change_policy(tiny_policy("PPO"), algorithm="test_own_algorithm:Pulled"),
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_of_a_cpu_equals_plain_xla(name, monkeypatch):
+    env, policy, num_envs = CASES[name]
+    config = tiny_config(env, {"agent": policy}, num_envs=num_envs)
+    results = []
+    for engine in (Cpu, Plain):
+        monkeypatch.setattr(choose, "Cpu", engine)
+        learner = make_learner(config)
+        assert type(learner.setup.engine) is type(learner.setup.policies["agent"].engine) is engine
+        state, metrics = learner.init(jax.random.key(0)), []
+        for _ in range(UPDATES):
+            state, row = learner.update(state)
+            metrics.append(row)
+        results.append((state.replace(key=jax.random.key_data(state.key)), metrics))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_the_engine_states_why_a_policy_has_no_kernels():
+    policies = {
+        "DDPG has no kernels": ("probe_box_signal", tiny_ddpg(), {}),
+        "kernels: false": ("probe_signal", tiny_policy("PPO"), {"kernels": False}),
+        "": ("probe_signal", tiny_policy("PPO"), {}),
+    }
+    for reason, (env, policy, changes) in policies.items():
+        learner = make_learner(tiny_config(env, {"agent": policy}, **changes))
+        engine = learner.setup.policies["agent"].engine
+        assert engine.reason == reason
+        assert (engine.shape is None) == (reason != "")
