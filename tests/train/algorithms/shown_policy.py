@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from probes import new_policy
 
 from wdjax.train import A2C, PPO, PolicyState
-from wdjax.train.algorithms.fit import fit
-from wdjax.train.algorithms.fit import make_optimizer
-from wdjax.train.fast.plain import Plain
+from wdjax.train.algorithms.fit import fit, make_optimizer
+from wdjax.train.state.engine import Engine
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.policy import Policy
@@ -35,7 +34,7 @@ def shown_policy(algorithm, engine=None, **fields):
         distribution=Categorical((2,), scalar=True),
         graphdef=None,
         encoder=None,
-        engine=engine or Plain(),
+        engine=engine or Engine(),
     )
 
 

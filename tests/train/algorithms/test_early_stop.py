@@ -14,7 +14,7 @@ from wdjax.train.algorithms.fit import Batch, shuffle
 from wdjax.train.algorithms.fit import apply_gradient
 from wdjax.train.algorithms.transforms import choose_replicas
 from wdjax.train.fast.cpu import Cpu
-from wdjax.train.fast.plain import Plain
+from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import hypers_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -115,7 +115,7 @@ def test_a_population_member_that_stops_does_not_stop_the_others(by_hand):
 
 
 def test_engines_take_the_same_steps():
-    plain = shown_policy("PPO", Plain(), **FIELDS)
+    plain = shown_policy("PPO", Engine(), **FIELDS)
     run = jax.jit(lambda: fit_policy(plain, START, BATCH, KEY, target_kl=jnp.float32(0.05)))
     jax.tree.map(np.testing.assert_array_equal, run(), steps_with(jnp.float32(0.05)))
 
@@ -183,7 +183,7 @@ def test_random_numbers_of_a_block_do_not_depend_on_other_blocks():
 
 
 @pytest.mark.parametrize(
-    ("engine", "epochs", "minibatches"), [(Cpu(), 3, 2), (Cpu(), 1, 1), (Plain(), 3, 2)]
+    ("engine", "epochs", "minibatches"), [(Cpu(), 3, 2), (Cpu(), 1, 1), (Engine(), 3, 2)]
 )
 def test_no_step_is_taken_without_a_valid_transition(by_hand, engine, epochs, minibatches):
     """Momentum alone would change the parameters. Metrics without a step are NaN."""

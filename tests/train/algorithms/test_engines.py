@@ -9,9 +9,8 @@ from box_probes import tiny_ddpg
 from probes import NETWORK, change_policy, tiny_config, tiny_policy
 
 from wdjax.train import make_learner
-from wdjax.train.fast import choose
 from wdjax.train.fast.cpu import FEW_REPLICAS, Cpu
-from wdjax.train.fast.plain import Plain
+from wdjax.train.state.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -24,22 +23,21 @@ CASES = {
     "PPO, many replicas": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS), FEW_REPLICAS + 8),
     "PPO, recurrent": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS, **MEMORY), 16),
     "DDPG": ("probe_box_signal", tiny_ddpg(), 8),
-    "Pulled": (
+    "custom": (
         "probe_signal",
-        change_policy(tiny_policy("PPO"), algorithm="test_own_algorithm:Pulled"),
+        change_policy(tiny_policy("PPO"), algorithm="custom_losses:Pulled"),
         8,
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_engine_of_a_cpu_equals_plain_xla(name, monkeypatch):
+def test_the_engine_of_a_cpu_equals_plain_xla(name):
     env, policy, num_envs = CASES[name]
     config = tiny_config(env, {"agent": policy}, num_envs=num_envs)
     results = []
-    for engine in (Cpu, Plain):
-        monkeypatch.setattr(choose, "Cpu", engine)
-        learner = make_learner(config)
+    for engine, kernels in ((Cpu, True), (Engine, False)):
+        learner = make_learner(dataclasses.replace(config, kernels=kernels))
         assert type(learner.setup.engine) is type(learner.setup.policies["agent"].engine) is engine
         state, metrics = learner.init(jax.random.key(0)), []
         for _ in range(UPDATES):

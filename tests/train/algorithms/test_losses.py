@@ -12,8 +12,7 @@ from shown_policy import fit_once, shown_policy, state_of
 from wdjax.train import A2C, PPO
 from wdjax.train.algorithms.fit import Batch, normalized_advantages
 from wdjax.train.algorithms.fit import apply_gradient, make_optimizer
-from wdjax.train.fast.cpu import Cpu
-from wdjax.train.fast.plain import Plain
+from wdjax.train.state.engine import Engine
 from wdjax.train.learning import masked_mean
 from wdjax.train.state import Evaluation
 from wdjax.train.state.hypers import ScheduleArrays, hypers_of
@@ -142,7 +141,7 @@ def test_value_clip_stops_the_gradient_towards_the_target():
     np.testing.assert_allclose(gradient, [0, (0.2 - 2) * 2 / 2, 0], rtol=1e-6)
 
 
-# Policies below have the outputs of their network as parameters: every gradient can be written down.
+# The parameters of the following policies are the outputs of their networks.
 
 
 def rollout_of(advantage, target=(0, 0, 0), valid=(True, True, False)):
@@ -240,14 +239,13 @@ def test_small_gradients_are_not_clipped():
     np.testing.assert_allclose(step_by_hand(max_grad_norm=6.0)[0], [-0.3, -0.4, 0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("engine", [Plain(), Cpu()], ids=["plain", "cpu"])
 @pytest.mark.parametrize("take", [True, False])
-def test_a_step_is_applied_only_if_it_is_taken(engine, take):
+def test_a_step_is_applied_only_if_it_is_taken(take):
     policy = shown_policy("PPO", optimizer="sgd", learning_rate=0.1)
     state = state_of(policy, parameters(value=[3, 4, 0]))
     grads = {"outputs": jnp.zeros((3, 2)), "value": jnp.array([0.1, 0.2, 0.3])}
     step = apply_gradient(policy, hypers_of(policy.config).at(jnp.float32(0)), grads)
-    after = jax.jit(lambda take: engine.apply_if(take, step, state))(take)
+    after = jax.jit(lambda take: Engine().apply_if(take, step, state))(take)
     change = -0.1 * np.array([0.1, 0.2, 0.3]) if take else np.zeros(3)
     np.testing.assert_allclose(after.params["value"] - np.array([3, 4, 0]), change, atol=1e-6)
 

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from wdjax.train import PPO, gae
 from wdjax.train.algorithms.returns import experience, next_value
-from wdjax.train.fast.plain import Plain
+from wdjax.train.fast.cpu import Cpu
 from wdjax.train.state import Rows
 
 T, N = 6, 3
@@ -80,7 +80,7 @@ def test_gae_of_any_length_by_lax_scan_and_by_an_engine(length):
     assert advantage.shape == exact.shape
     np.testing.assert_allclose(advantage, exact, rtol=1e-5, atol=1e-5)
     inputs = (reward, value, next_value, terminated, over, 0.9, 0.8)
-    by_engine = functools.partial(gae, scan=Plain().scan)
+    by_engine = functools.partial(gae, scan=Cpu().scan)
     np.testing.assert_array_equal(jax.jit(by_engine)(*inputs)[0], advantage)
     traced = jax.make_jaxpr(by_engine)(*inputs)
     [loop] = [eqn.params for eqn in traced.eqns if eqn.primitive.name == "scan"]
@@ -100,7 +100,7 @@ def test_gae_keeps_double_precision():
 
 
 def test_gae_by_hand():
-    # delta = 1 + 0.5 * 4 - 2, 3 + 0.5 * 6 - 4, 5 + 0.5 * 8 - 6 = 1, 2, 3; each carries 0.25 of the next
+    # delta = 1 + 0.5 * 4 - 2, 3 + 0.5 * 6 - 4, 5 + 0.5 * 8 - 6 = 1, 2, 3; gamma lambda = 0.25
     advantage = gae_of_column([1, 3, 5], [2, 4, 6], [4, 6, 8])
     np.testing.assert_allclose(advantage, [1 + 0.25 * 2.75, 2 + 0.25 * 3, 3])
 
