@@ -16,7 +16,7 @@ HOUSE = (
     "kernels checks files lazy metric_names overrides tables version",
 )
 TRAIN = (
-    "trainer load",
+    "trainer load population",
     "evaluation host",
     "learner",
     "algorithms",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wdjax.train.load import list_presets, load_config, load_policy, load_run
     from wdjax.train.networks.encoders import register_encoder
     from wdjax.train.networks.draws import sample_blocks
+    from wdjax.train.population.population import Population
     from wdjax.train.state.algorithm import Algorithm
     from wdjax.train.state.registry import register_algorithm
     from wdjax.train.state.rows import Rows
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "A2C", "PPO", "Algorithm", "BadNumbersError", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
-    "Player", "PolicyConfig", "PolicyState", "Rows", "TrainConfig", "TrainState", "TrainedPolicy", "Trainer",
+    "Player", "PolicyConfig", "PolicyState", "Population", "Rows", "TrainConfig", "TrainState", "TrainedPolicy", "Trainer",
     "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config",
     "load_policy", "load_run", "make_learner", "read_metrics", "record_episode", "register_algorithm",
     "register_encoder", "sample_blocks", "save_curves", "save_episode", "statistics", "traced", "trained_policy",

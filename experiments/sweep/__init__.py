@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wdjax.experiments.sweep.grid import sweep
     from wdjax.experiments.sweep.halving import Halving
     from wdjax.experiments.sweep.pbt import Selection, evolve
-    from wdjax.experiments.sweep.rounds import load_member
+    from wdjax.experiments.sweep.driver import load_member
     from wdjax.experiments.sweep.searching import search
     from wdjax.experiments.sweep.table import read_table
 

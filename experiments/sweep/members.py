@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +11,8 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_integer
-from wdjax.train.config.facts import in_env_steps, static_part
-from wdjax.train.config.schema import TrainConfig
-from wdjax.train.learner.validate import validate
-from wdjax.train.load import change_config, load_config
-from wdjax.train.state.hypers import Hypers
-from wdjax.train.state.hypers import hypers_of as policy_hypers
+from wdjax.train import Population, TrainConfig, load_config
+from wdjax.train.load import change_config
 from wdjax.yaml_reader import read_yaml_value
 
 _RANGE = re.compile(r"(log|uniform|int):([^:]+):([^:]+)")
@@ -36,6 +32,7 @@ class Range:
         return f"{self.kind}:{self.low}:{self.high}"
 
 
+Row = dict[str, Any]  # a line of metrics.jsonl, or of a table
 Values = list | Range
 Point = dict[str, Any]  # dotted field -> value
 
@@ -48,14 +45,6 @@ class Member:
     point: int  # number of the values that it shares with other seeds
     values: Point
     config: TrainConfig  # of the run alone, seed included
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Members that differ only in what is traced: one program runs all of them."""
-
-    members: tuple[Member, ...]
-    static: Any  # what its program is made from
 
 
 def as_config(config: TrainConfig | str | Path) -> TrainConfig:
@@ -187,39 +176,23 @@ def make_members(config: TrainConfig, points: Sequence[Point], seeds: Sequence[i
     members: list[Member] = []
     for number, point in enumerate(points):
         own = dataclasses.replace(change_config(config, **point), devices=1)
-        own = in_env_steps(own, own.total_env_steps)
         for seed in seeds:
             require(seed < 2**32, "seed", seed, "below 2**32")
             members.append(Member(len(members), number, point, dataclasses.replace(own, seed=int(seed))))
     return members
 
 
-def make_groups(members: Sequence[Member]) -> list[Group]:
-    """Returns the members by program, in their order."""
-    programs: list[Any] = []
-    chosen: list[list[Member]] = []
-    for _, same_point in itertools.groupby(members, key=lambda member: member.point):
-        seeds = list(same_point)
-        program = what_is_static(seeds[0].config)
-        if program not in programs:
-            programs.append(program)
-            chosen.append([])
-        chosen[programs.index(program)] += seeds
-    return [Group(tuple(own), program) for own, program in zip(chosen, programs, strict=True)]
+def make_populations(
+    members: Sequence[Member],
+    devices: int,
+    trust: Collection[str],
+    known: Sequence[Population] = (),
+) -> list[Population]:
+    """Return a population for each program that the members need (`Population.group`)."""
+    configs = [own.config for own in members]
+    return Population.group(configs, devices, trust, member_content(members), known)
 
 
-def hypers_of(config: TrainConfig) -> dict[str, Hypers]:
-    """Return the traced hyperparameters of every policy."""
-    return {name: policy_hypers(policy) for name, policy in config.policies.items()}
-
-
-def what_is_static(config: TrainConfig) -> Any:
-    """Returns what a compiled program is made from, to be compared: the configuration without what is traced, the
-    environment's static fields, the spaces, and the shapes of what is traced."""
-    env, params, assignments = validate(config)
-    traced = jax.eval_shape(lambda: (params, hypers_of(config)))  # no array is made: a plan needs no device
-    leaves, structure = jax.tree.flatten(traced)
-    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    policies = {name: static_part(policy) for name, policy in config.policies.items()}
-    blank = dataclasses.replace(config, seed=0, env_params={}, policies=policies)
-    return blank, env, assignments, list(config.policies), structure, shapes
+def member_content(members: Sequence[Member]) -> list[dict[str, Any]]:
+    """Return the content of members.json."""
+    return [{"member": m.number, "seed": m.config.seed, "values": m.values} for m in members]

@@ -4,9 +4,8 @@ Source: Jaderberg et al., "Population Based Training of Neural Networks" (2017),
 """
 
 import dataclasses
-import functools
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.experiments.sweep.members import Member, Point, Range, Values, as_config, make_members, parse_values, varying
-from wdjax.experiments.sweep.population import choose_num_devices, member_sharding, most_devices, population_setup
-from wdjax.experiments.sweep.rounds import Between, Programs, export_member, train_turn
-from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, members_bar, open_host, prepare_turns
+from wdjax.experiments.sweep.driver import Sweep, choose_metric, open_sweep, read_rows
+from wdjax.experiments.sweep.members import (
+    Member,
+    Point,
+    Range,
+    Row,
+    Values,
+    as_config,
+    make_members,
+    member_content,
+    parse_values,
+    varying,
+)
 from wdjax.experiments.sweep.table import best_member, draw_history, write_table
-from wdjax.train.config.schema import TrainConfig
+from wdjax.train import Population, TrainConfig, TrainState, with_hypers
 from wdjax.train.host.callbacks import Callback
-from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import without_picture
-from wdjax.train.learner.init import host_key
-from wdjax.train.state.hypers import OLD_BLOCK, Hypers, ScheduleArrays, hypers_of
-from wdjax.train.state.policy import Setup
-from wdjax.train.state.state import TrainState, with_hypers
+from wdjax.train.state.hypers import OLD_BLOCK
 from wdjax.train.storage.folder import plain_config
 
 FACTORS = (0.8, 1.25)  # as far down as up
@@ -91,24 +95,48 @@ def evolve(
     require_integer("members", members, 2)
     settings = {name: parse_values(name, several) for name, several in values.items()}
     bounds = bounds_of(settings)
-    population = draw_members(base, settings, members)
-    require_traced(population[0].config, bounds)
-    config = population[0].config
-    every = selection.in_updates(config)
-    chunked = dataclasses.replace(config, updates_per_chunk=config.updates_per_chunk or every)  # scores: of the last
-    setup = population_setup([dataclasses.replace(population[0], config=chunked)], trust)
-    metric = choose_metric(metric, config, setup)
+    drawn = draw_members(base, settings, members)
+    every = selection.in_updates(drawn[0].config)
+    one = Population([drawn[0].config], trust=trust)
+    known = [f"policies.{own}" for own in jax.eval_shape(one.hypers, one.shapes)]
+    for name in bounds:
+        require_known("hyperparameter that a run can change", OLD_BLOCK.sub(".", name), known)
+    population = make_population(drawn, every, devices, trust)
+    metric = choose_metric(metric, population)
     asked = {
         "mode": "pbt", "config": plain_config(base), "metric": metric, "members": members,
         "values": {name: own if isinstance(own, list) else str(own) for name, own in settings.items()},
         "selection": {**dataclasses.asdict(selection), "factors": list(selection.factors)},
     }  # fmt: skip
-    num_devices = choose_num_devices(devices or most_devices(members))
-    require(members % num_devices == 0, "members", members, f"divisible by {num_devices} (devices)")
-    with open_host(workdir, asked, resume, num_devices, 0, quiet, stop, trust, population, callbacks) as host:
-        announce_members(host, population, 1)
-        between = make_between(setup, selection, every, bounds, metric, num_devices)
-        return train_population(host, setup, population, between, every, list(bounds))
+    opened = open_sweep(workdir, asked, population.configs, resume, devices, 0, quiet, stop, trust, callbacks)
+    with opened as running:
+        running.announce(drawn, population, 1)
+        folder = running.workdir / "population"
+        batches = running.split(folder, population)
+        allowed = f"at most {batches[0][1].size}, the members that fit in memory"
+        require(len(batches) == 1, "members", members, allowed)
+        after = make_after(population, selection, every, bounds, metric)
+        with running.progress(drawn, folder) as bar:
+            complete = running.train(batches[0], bar, after=after, every=every)
+        rows = read_rows(folder)
+        front = ("member", "updates", "env_steps", *bounds, "score", "parent")
+        table = [{name: row[name] for name in front} | row for row in rows]
+        write_table(running.workdir, table)
+        running.say(f"Wrote {running.workdir}/table.csv, table.jsonl")
+        if complete:
+            conclude(running, population.config.env, table, rows, list(bounds))
+    return table
+
+
+def make_population(
+    members: Sequence[Member], every: int, devices: int, trust: Collection[str]
+) -> Population:
+    """Return the population; a score is of the last chunk, which ends at a selection."""
+    configs = [
+        dataclasses.replace(own.config, updates_per_chunk=own.config.updates_per_chunk or every)
+        for own in members
+    ]
+    return Population(configs, devices, trust, member_content(members))
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:
@@ -122,17 +150,6 @@ def bounds_of(settings: Mapping[str, Values]) -> Bounds:
         require(real, name, values if isinstance(values, list) else str(values), "numbers, or log:LOW:HIGH, with --pbt")
         bounds[name] = (float(min(numbers)), float(max(numbers)))
     return bounds
-
-
-def require_traced(config: TrainConfig, names: Sequence[str]) -> None:
-    """Raises ValueError for a field that is no traced hyperparameter of a policy: it is fixed while a run goes on."""
-    traced = [
-        f"policies.{policy}.{name}"
-        for policy, own in config.policies.items()
-        for name in jax.eval_shape(functools.partial(hypers_of, own))
-    ]
-    for name in names:
-        require_known("hyperparameter that a run can change", name, traced)
 
 
 def draw_members(base: TrainConfig, settings: Mapping[str, Values], number: int) -> list[Member]:
@@ -154,19 +171,23 @@ def draw_members(base: TrainConfig, settings: Mapping[str, Values], number: int)
     ]
 
 
-def exploit(
-    key: jax.Array, states: TrainState, scores: jax.Array, fraction: float
-) -> tuple[TrainState, jax.Array]:
-    """Lets the worst members copy the best: each draws one of these and, where that has a higher score, takes over its
-    whole state but the key.
+def hyper_name(field: str) -> str:
+    """Return the name of a field for `with_hypers`: "agent.clip" for "policies.agent.clip"."""
+    return OLD_BLOCK.sub(".", field.removeprefix("policies."))
+
+
+def choose_parents(key: jax.Array, scores: jax.Array, fraction: float) -> jax.Array:
+    """Return the member that each member copies, mostly itself.
+
+    Each of the worst members draws one of the best and copies it if that has a higher score.
 
     Args:
-        states: leaves [N, ...].
-        scores: [N] float32, higher is better; minus infinity: not known.
+        key: random key.
+        scores: [N] float32, higher is better; minus infinity: unknown.
         fraction: of N, rounded down, at least one member.
 
     Returns:
-        (states, parents [N] int32: whose state each member has now, mostly its own number).
+        [N] int32.
     """
     size = scores.shape[0]
     group = max(1, int(fraction * size))
@@ -174,102 +195,97 @@ def exploit(
     rank = jnp.argsort(order)
     drawn = order[size - group :][jax.random.randint(key, (size,), 0, group)]
     copies = (rank < group) & (scores[drawn] > scores)
-    parents = jnp.where(copies, drawn, jnp.arange(size))
-    taken = jax.tree.map(lambda leaf: leaf[parents], states)
-    return taken.replace(key=states.key), parents
+    return jnp.where(copies, drawn, jnp.arange(size))
 
 
 def explore(
-    key: jax.Array, states: TrainState, copied: jax.Array, bounds: Bounds, factors: tuple[float, float]
-) -> TrainState:
-    """Multiplies every named hyperparameter of members that have copied, [N] bool, with one of two factors, each with
-    probability 1/2, and clips it to its bounds."""
-    changes = {}
+    key: jax.Array,
+    hypers: Mapping[str, jax.Array],
+    copied: jax.Array,
+    bounds: Bounds,
+    factors: tuple[float, float],
+) -> dict[str, jax.Array]:
+    """Return new hyperparameters: of copies, each value times one of two factors, in its bounds.
+
+    Args:
+        key: random key; the factors are drawn with probability 1/2.
+        hypers: name -> [N] values.
+        copied: [N] bool, whether a member is a copy.
+        bounds: name -> smallest and largest value.
+        factors: the two factors.
+    """
+    changed = {}
     for own_key, (name, (low, high)) in zip(jax.random.split(key, len(bounds)), bounds.items(), strict=True):
-        old = read_hyper(states.hypers, name)
+        old = hypers[hyper_name(name)]
         up = jax.random.bernoulli(own_key, shape=old.shape)
         new = jnp.clip(old * jnp.where(up, factors[1], factors[0]), low, high)
-        changes[name.removeprefix("policies.")] = jnp.where(copied, new, old)
-    return with_hypers(states, **changes)
-
-
-def read_hyper(hypers: Mapping[str, Hypers], name: str) -> jax.Array:
-    """Returns the values of "policies.agent.learning_rate" in a population, [N]; of a schedule its first ones."""
-    policy, field = name.removeprefix("policies.").split(".", 1)
-    value = hypers[policy][OLD_BLOCK.sub(".", f".{field}").removeprefix(".")]
-    return value.values[:, 0] if isinstance(value, ScheduleArrays) else value
+        changed[hyper_name(name)] = jnp.where(copied, new, old)
+    return changed
 
 
 def evolve_step(
-    key: jax.Array, states: TrainState, scores: jax.Array, bounds: Bounds, selection: Selection
-) -> tuple[TrainState, jax.Array]:
-    """One selection: `exploit`, then `explore` for those that copied. Returns (states, parents [N])."""
+    key: jax.Array, population: Population, states: TrainState, scores: Sequence[float | None],
+    bounds: Bounds, selection: Selection,
+) -> tuple[TrainState, list[int]]:  # fmt: skip
+    """Copy members and change hyperparameters of the copies. Return (states, parents [N])."""
     exploit_key, explore_key = jax.random.split(key)
-    states, parents = exploit(exploit_key, states, scores, selection.fraction)
-    copied = parents != jnp.arange(scores.shape[0])
-    return explore(explore_key, states, copied, bounds, selection.factors), parents
+    known = jnp.array([-jnp.inf if score is None else score for score in scores], jnp.float32)
+    parents = choose_parents(exploit_key, known, selection.fraction)
+    states, copied = population.select(states, parents), parents != jnp.arange(len(known))
+    hypers = jax.device_put(population.hypers(states), jax.local_devices()[0])
+    changed = explore(explore_key, hypers, copied, bounds, selection.factors)
+    return with_hypers(states, **changed), parents.tolist()
 
 
 def current_scores(rows: Sequence[Row], before: Sequence[Row], metric: str) -> list[float | None]:
-    """Returns the score of each member: its metric; in a chunk in which no episode ended, the score it had before, or,
-    where it has copied since, that of its parent; None with bad numbers, so that it copies another."""
+    """Return the score of each member: its metric.
+
+    In a chunk in which no episode ended, it is the score before, or that of the copied member.
+    With bad numbers it is None, so that the member copies another.
+    """
     old = [before[own["member"] if own["parent"] is None else own["parent"]]["score"] for own in before]
     scores = [old[i] if row[metric] is None and old else row[metric] for i, row in enumerate(rows)]
     return [None if row.get("bad_numbers") else score for row, score in zip(rows, scores, strict=True)]
 
 
-def make_between(
-    setup: Setup, selection: Selection, every: int, bounds: Bounds, metric: str, num_devices: int
-) -> Between:  # fmt: skip
-    """Returns what happens after each chunk of a population: it is noted down, and, where due, a selection is made."""
-    config, place = setup.config, member_sharding(num_devices)
-    step = jax.jit(
-        functools.partial(evolve_step, bounds=bounds, selection=selection),
-        donate_argnums=1, out_shardings=(place, None),
-    )  # fmt: skip
-    # far from the keys of the host's evaluations, which fold a number of updates into the same
-    own_key = jax.random.fold_in(host_key(config.seed), 2**31)
+def make_after(
+    population: Population, selection: Selection, every: int, bounds: Bounds, metric: str
+) -> Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]:
+    """Return the function that extends the rows of each chunk and, if due, selects members."""
+    config = population.config
+    # folded twice: evaluations of the host fold numbers of updates into the key folded once
+    run_key = jax.random.key(config.seed)
+    for _ in range(2):
+        run_key = jax.random.fold_in(run_key, 2**31)
 
-    def between(states: TrainState, rows: list[Row], before: list[Row]) -> tuple[TrainState, list[Row]]:
-        used = {name: np.asarray(read_hyper(states.hypers, name)).tolist() for name in bounds}
+    def after(states: TrainState, rows: list[Row], before: list[Row]) -> tuple[TrainState, list[Row]]:
+        hypers = population.hypers(states)
+        used = {name: np.asarray(hypers[hyper_name(name)]).tolist() for name in bounds}
         scores, done = current_scores(rows, before, metric), rows[0]["updates"]
         parents: list[int | None] = [None] * len(rows)
         if done < config.num_updates and done % every == 0:
-            known = jnp.array([-jnp.inf if score is None else score for score in scores], jnp.float32)
-            states, chosen = step(jax.random.fold_in(own_key, done), states, known)
-            parents = [None if parent == i else parent for i, parent in enumerate(np.asarray(chosen).tolist())]
+            key = jax.random.fold_in(run_key, done)
+            states, chosen = evolve_step(key, population, states, scores, bounds, selection)
+            parents = [None if parent == i else parent for i, parent in enumerate(chosen)]
         return states, [
             row | {"score": scores[i], **{name: column[i] for name, column in used.items()}, "parent": parents[i]}
             for i, row in enumerate(rows)
         ]
 
-    return between
+    return after
 
 
-def train_population(
-    host: Host, setup: Setup, population: Sequence[Member], between: Between, every: int, names: Sequence[str]
-) -> list[Row]:
-    """Trains all members to the end, or until told to stop, and writes what they did. Returns the table."""
-    programs, folder = Programs(setup, host.num_devices), host.workdir / "population"
-    turns = prepare_turns(host, programs, folder, population, 0, setup.config.num_updates)
-    size = turns[0].size
-    require(len(turns) == 1, "members", len(population), f"at most {size}, the members that fit in memory")
-    with members_bar(host, population, folder) as advance:
-        train_turn(programs, turns[0], host.stop, advance, host.say, between=between, every=every)
-    rows = turns[0].rows
-    front = ("member", "updates", "env_steps", *names, "score", "parent")
-    table = [{name: row[name] for name in front} | row for row in rows]
-    write_table(host.workdir, table)
-    host.say(f"Wrote {host.workdir}/table.csv, table.jsonl")
-    if not turns[0].finished:
-        return table
-    title = f"{setup.config.env}: {host.workdir.name}"
-    with without_picture("curves.png", host.say):
-        host.say(f"Wrote {draw_history(host.workdir / 'curves.png', table, names, title)}")
-    best = best_member(table[-len(population) :])
+def conclude(
+    running: Sweep, env: str, table: Sequence[Row], rows: Sequence[Row], names: Sequence[str]
+) -> None:
+    """Draw the history, and write the best member as a run."""
+    with without_picture("curves.png", running.say):
+        title = f"{env}: {running.workdir.name}"
+        running.say(f"Wrote {draw_history(running.workdir / 'curves.png', table, names, title)}")
+    last = [row for row in table if row["updates"] == table[-1]["updates"]]
+    best = best_member(last)
     if best is not None:
         own = {name: best[name] for name in names}
-        folder = export_member(host.workdir, best["member"], rows, best["score"], own, host.trust)
         words = ", ".join(f"{name.split('.')[-1]} {value:.4g}" for name, value in own.items())
-        host.say(f"Wrote {folder}: the best run, member {best['member']} (final {words}), score {best['score']:.2f}")
-    return table
+        words = f"the best run, member {best['member']} (final {words}), score {best['score']:.2f}"
+        running.export(best["member"], rows, best["score"], words, own)

@@ -15,27 +15,25 @@ from typing import Any
 
 
 from wdjax.checks import require, require_integer
-from wdjax.experiments.sweep.halving import Batches, Halving, train_batch
+from wdjax.experiments.sweep.driver import Sweep, choose_metric, open_sweep
+from wdjax.experiments.sweep.halving import Halving, train_trials
 from wdjax.experiments.sweep.members import (
     Member,
     Point,
     Range,
+    Row,
     Values,
     as_config,
-    make_groups,
     make_members,
+    make_populations,
     make_seeds,
     parse_values,
     varying,
 )
 from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
-from wdjax.experiments.sweep.population import population_setup
-from wdjax.experiments.sweep.rounds import export_member
-from wdjax.experiments.sweep.session import Host, announce_members, choose_metric, open_host, write_curves
 from wdjax.experiments.sweep.table import best_member, last_known, point_words, write_table
-from wdjax.train.config.schema import TrainConfig
+from wdjax.train import Population, TrainConfig
 from wdjax.train.host.callbacks import Callback
-from wdjax.train.host.loop import Row
 from wdjax.train.load import change_config
 from wdjax.train.storage.folder import plain_config, read_json, require_fields, write_whole
 
@@ -82,13 +80,15 @@ def search(
     words = "omitted with halving, which compares members after the same number of updates"
     goals = next((own.config.stop_at for own in possible if own.config.stop_at), None)
     require(not (halving and goals), "stop_at", goals, words)
-    metric = choose_metric(metric, possible[0].config, population_setup(possible[:1]))
+    (first,) = make_populations(possible[:1], devices, trust)
+    metric = choose_metric(metric, first)
     question = study_question(base, metric, seeds, settings, halving)
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
-    opened = open_host(workdir, asked, resume, devices, members_at_once, quiet, stop, trust, possible, callbacks)
-    with opened as host:
-        own = open_study(storage, study, host.workdir, settings, question, base.seed)
-        return run_trials(host, own, base, seeds, trials, batch, halving, metric)
+    configs = [member.config for member in possible]
+    opened = open_sweep(workdir, asked, configs, resume, devices, members_at_once, quiet, stop, trust, callbacks)
+    with opened as running:
+        own = open_study(storage, study, running.workdir, settings, question, base.seed)
+        return run_trials(running, own, base, seeds, trials, batch, halving, metric)
 
 
 def study_question(
@@ -118,11 +118,12 @@ def check_values(base: TrainConfig, settings: Mapping[str, Values], seeds: Seque
 
 
 def run_trials(
-    host: Host, study: Study, base: TrainConfig, seeds: Sequence[int], trials: int, batch: int,
+    host: Sweep, study: Study, base: TrainConfig, seeds: Sequence[int], trials: int, batch: int,
     halving: Halving | None, metric: str,
 ) -> list[Row]:  # fmt: skip
     """Asks, trains and tells batches until the study has its trials, or until told to stop. Returns the table."""
-    batches, held, members, rows = Batches(host), [], [], []
+    known: list[Population] = []
+    held, members, rows = [], [], []
     for folder in (host.workdir / "batches" / f"{number:03d}" for number in itertools.count()):
         if host.stop.is_set():
             return study.table()
@@ -134,8 +135,9 @@ def run_trials(
         if not own:
             continue
         if first:
-            announce_members(host, own, len(make_groups(own)))
-        ended, done = train_batch(batches, folder, own, halving, metric)
+            known = make_populations(own, host.devices, host.trust)
+            host.announce(own, known[0], len(known))
+        ended, done = train_trials(host, folder, own, halving, metric, known)
         members, rows = members + own, rows + done
         for trial in ended or ():
             study.tell(trial)
@@ -168,7 +170,7 @@ def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[i
 
 
 def fitting_trials(
-    host: Host, study: Study, base: TrainConfig, proposed: Sequence[tuple[int, Point]]
+    host: Sweep, study: Study, base: TrainConfig, proposed: Sequence[tuple[int, Point]]
 ) -> list[tuple[int, Point]]:
     """Returns the trials that can be trained; of values that are right alone but not together, the study is told."""
     fitting = []
@@ -192,13 +194,13 @@ def trial_members(base: TrainConfig, proposed: Sequence[tuple[int, Point]], seed
     ]
 
 
-def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence[Row], metric: str) -> None:
+def conclude(host: Sweep, study: Study, members: Sequence[Member], rows: Sequence[Row], metric: str) -> None:
     """Draws this worker's trials, writes the best of all as a run where it is one of these, and says what was found."""
     table = study.table()
     write_table(host.workdir, table)
     host.say(f"Wrote {host.workdir}/table.csv, table.jsonl: {len(table)} trials")
     if members:
-        write_curves(host, members, rows, metric)
+        host.draw(members, rows, metric)
     best = best_member([row for row in table if row["state"] == "complete"])
     if best is None:
         host.say("No trial has a score, because no episode ended")
@@ -208,5 +210,5 @@ def conclude(host: Host, study: Study, members: Sequence[Member], rows: Sequence
     own = [member for member in members if member.point == best["trial"] and known.get(member.number) is not None]
     if own:
         member = max(own, key=lambda member: known[member.number])
-        folder = export_member(host.workdir, member.number, rows, known[member.number], trust=host.trust)
-        host.say(f"Wrote {folder}: the run with seed {member.config.seed} of the best trial")
+        words = f"the run with seed {member.config.seed} of the best trial"
+        host.export(member.number, rows, known[member.number], words)

@@ -11,9 +11,9 @@ import numpy as np
 from rich.table import Table
 
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
-from wdjax.experiments.sweep.members import Member, Point
+from wdjax.experiments.sweep.members import Member, Point, Row
 from wdjax.files import read_text
-from wdjax.train.host.loop import Row
+
 from wdjax.train.host.plots import as_label, count_env_steps, write_figure
 from wdjax.train.storage.folder import write_whole
 from wdjax.train.storage.metrics_log import MOST_METRICS

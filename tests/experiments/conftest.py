@@ -5,8 +5,7 @@ import pytest
 from probes import PROBES
 
 from wdjax import envs
-from wdjax.experiments.sweep import rounds
-from wdjax.experiments.sweep.population import compile_population
+from wdjax.train.population import programs
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def registered_probes():
 @pytest.fixture(scope="module")
 def compiled_once():
     """Sweeps of a module share programs of the same shapes: all have its CONFIG's, but for what stands in the key."""
-    compiled = {}
+    compiled, compile_members = {}, programs.compile_members
 
     def compile_once(setup, states, num_updates, num_devices=1):
         config = setup.config
@@ -36,9 +35,9 @@ def compiled_once():
             num_devices,
         )
         if which not in compiled:
-            compiled[which] = compile_population(setup, states, num_updates, num_devices)
+            compiled[which] = compile_members(setup, states, num_updates, num_devices)
         return compiled[which]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "compile_population", compile_once)
+        patch.setattr(programs, "compile_members", compile_once)
         yield

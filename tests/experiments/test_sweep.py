@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +14,9 @@ from refusals import refusal
 from stopping import EndsAfter, Killed
 
 from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
-from wdjax.experiments.sweep import rounds as turns_module
-from wdjax.experiments.sweep.members import make_members, make_points
-from wdjax.experiments.sweep.pbt import Selection, current_scores, exploit, explore, read_hyper
-from wdjax.experiments.sweep.population import (
-    abstract_population,
-    init_population,
-    population_setup,
-)
+from wdjax.experiments.sweep.pbt import Selection, choose_parents, current_scores, explore
 from wdjax.train import load_run, read_metrics
-from wdjax.train.devices.memory import bytes_needed
+from wdjax.train.population import programs
 from wdjax.train.storage.folder import SWEEP, hold_folder
 from wdjax.train.storage.metrics_log import summarize
 
@@ -131,52 +123,6 @@ def test_members_on_eight_devices_say_nothing_to_each_other(whole, tmp_path):
     alone = [row for row in whole[1] if row["seed"] < 2]
     for i, (row, other) in enumerate(zip(alone, spread, strict=True)):
         assert_rows_agree({**row, "member": i}, other)
-    members = make_members(CONFIG, make_points(VALUES), [0, 1])
-    setup = population_setup(members)
-    program, _ = turns_module.compile_population(setup, abstract_population(setup, members, 8, 8), 1, 8)
-    for word in ("all-reduce", "all-gather", "collective-permute", "all-to-all"):
-        assert word not in program.as_text()
-    states = init_population(setup, members, 8)
-    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(states)} == {8}
-
-
-def test_as_many_members_as_memory_allows(monkeypatch):
-    members = make_members(CONFIG, make_points(VALUES), [0, 1, 2, 3])
-    setup = population_setup(members)
-    states = abstract_population(setup, members, 8, 1)
-    needed = bytes_needed(turns_module.compile_population(setup, states, 1)[0])
-    bare = jax.eval_shape(lambda states: states.replace(key=0), states)
-    assert needed > 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bare))  # and a copy is saved
-
-    @dataclasses.dataclass
-    class Program:
-        size: int
-
-        def memory_analysis(self):
-            return types.SimpleNamespace(
-                argument_size_in_bytes=5 * self.size, output_size_in_bytes=0, temp_size_in_bytes=100,
-                generated_code_size_in_bytes=0, alias_size_in_bytes=0,
-            )  # fmt: skip
-
-    tried = []
-
-    def compile_one(setup, states, num_updates, num_devices):
-        tried.append(states.num_updates.shape[0])
-        return Program(tried[-1]), 0.0
-
-    def fit(free, devices=1, at_once=0):
-        monkeypatch.setattr(turns_module, "bytes_free", lambda devices: free)
-        programs = turns_module.Programs(setup, devices)
-        size = programs.fit(members, at_once)
-        assert programs.compiled == {size: Program(size)}
-        return size
-
-    monkeypatch.setattr(turns_module, "compile_population", compile_one)
-    for free, devices, size in ((260, 1, 16), (259, 1, 8), (150, 1, 4), (115, 1, 1), (260, 8, 16), (180, 8, 8)):
-        assert fit(free, devices) == size
-        assert fit(free, devices, at_once=8) == 8  # who asks for a number gets it
-    assert "Not even one member fits" in refusal(fit, 109)
-    assert tried[:3] == [16, 8, 16]
 
 
 # --- bad numbers ---
@@ -230,7 +176,7 @@ def test_a_sweep_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks
 
 def test_what_is_finished_is_not_run_again(whole, monkeypatch):
     folder, table = whole
-    monkeypatch.setattr(turns_module, "compile_population", None)
+    monkeypatch.setattr(programs, "compile_members", None)
     assert sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8, resume=True) == table
 
 
@@ -253,53 +199,43 @@ def test_another_sweep_in_the_folder_is_refused(whole):
 # --- population-based training ---
 
 
-@pytest.fixture(scope="module")
-def states():
-    """Returns 8 states that differ in everything."""
-    members = make_members(CONFIG, make_points({RATE: [k / 100 for k in range(1, 9)]}), [0])
-    members = [m.__class__(m.number, m.point, m.values, m.config.__class__(**{**vars(m.config), "seed": m.number}))
-               for m in members]  # fmt: skip
-    return init_population(population_setup(members), members)
-
-
-def test_the_worst_copy_the_best_whole_but_for_the_key(states):
+def test_the_worst_members_copy_the_best():
     scores = jnp.array([3.0, 9.0, 1.0, 7.0, -jnp.inf, 8.0, 5.0, 4.0])
-    seen = set()
+    copies = set()
     for seed in range(20):
-        taken, parents = exploit(jax.random.key(seed), states, scores, 0.25)
-        assert_same(taken.key, states.key)
-        for name in ("policies", "hypers", "replicas", "obs", "memory"):
-            assert_same(getattr(taken, name), jax.tree.map(lambda leaf: leaf[parents], getattr(states, name)))  # noqa: B023
+        parents = choose_parents(jax.random.key(seed), scores, 0.25)
         others = [i for i in range(8) if i not in (2, 4)]
         assert [int(parents[i]) for i in others] == others
-        seen |= {(i, int(parents[i])) for i in (2, 4)}
-    assert seen == {(i, best) for i in (2, 4) for best in (1, 5)}
+        copies |= {(i, int(parents[i])) for i in (2, 4)}
+    assert copies == {(i, best) for i in (2, 4) for best in (1, 5)}
 
 
-def test_nobody_copies_what_is_no_better(states):
-    parents = exploit(jax.random.key(0), states, jnp.full(8, -jnp.inf), 0.5)[1]
+def test_no_member_copies_one_that_is_not_better():
+    key = jax.random.key
+    parents = choose_parents(key(0), jnp.full(8, -jnp.inf), 0.5)
     assert parents.tolist() == list(range(8))
-    equal = exploit(jax.random.key(0), states, jnp.full(8, 500.0), 0.5)[1]  # nor one that does no better
+    equal = choose_parents(key(0), jnp.full(8, 500.0), 0.5)
     assert equal.tolist() == list(range(8))
     one = jnp.full(8, -jnp.inf).at[3].set(1.0)
     for seed in range(8):
-        assert set(exploit(jax.random.key(seed), states, one, 0.5)[1].tolist()) <= set(range(8))
-        assert exploit(jax.random.key(seed), states, one, 0.125)[1].tolist() == [3, *range(1, 8)]
+        assert set(choose_parents(key(seed), one, 0.5).tolist()) <= set(range(8))
+        assert choose_parents(key(seed), one, 0.125).tolist() == [3, *range(1, 8)]
 
 
-def test_copies_change_their_values_within_bounds(states):
+def test_copies_change_their_values_within_bounds():
     copied = jnp.arange(8) % 2 == 1
     bounds = {RATE: (0.015, 0.07), "policies.agent.gamma": (0.0, 1.0)}
+    old_rate = jnp.arange(1, 9) / 100
+    hypers = {"agent.learning_rate": old_rate, "agent.gamma": jnp.full(8, 0.5)}
     factors = set()
     for seed in range(10):
-        new = explore(jax.random.key(seed), states, copied, bounds, (0.5, 1.2))
-        old_rate, rate = read_hyper(states.hypers, RATE), read_hyper(new.hypers, RATE)
+        new = explore(jax.random.key(seed), hypers, copied, bounds, (0.5, 1.2))
+        rate, gamma = new["agent.learning_rate"], new["agent.gamma"] / 0.5
         np.testing.assert_array_equal(rate[::2], old_rate[::2])
         allowed = [np.clip(np.array([0.5, 1.2]) * old, 0.015, 0.07) for old in old_rate]
         assert all(np.isclose(rate[i], allowed[i]).any() for i in (1, 3, 5, 7))
-        gamma = new.hypers["agent"].gamma / states.hypers["agent"].gamma
         factors |= {tuple(np.round([float(rate[3] / old_rate[3]), float(gamma[3])], 3))}
-    assert factors == {(a, b) for a in (0.5, 1.2) for b in (0.5, 1.2)}  # each value has a coin of its own
+    assert factors == {(a, b) for a in (0.5, 1.2) for b in (0.5, 1.2)}  # drawn separately
 
 
 def test_without_an_episode_a_score_stays_and_is_inherited():

@@ -3,21 +3,16 @@
 import csv
 import dataclasses
 import math
-import threading
-import types
 import warnings
 
-import jax
 import numpy as np
 import pytest
 from refusals import refusal
-from rich.console import Console
 
 from wdjax.experiments.sweep.grid import sweep
 from wdjax.experiments.sweep.halving import Halving, rung_ends, survivors, trial_scores
 from wdjax.experiments.sweep.members import (
     Range,
-    make_groups,
     make_members,
     make_points,
     make_seeds,
@@ -25,10 +20,7 @@ from wdjax.experiments.sweep.members import (
     parse_values,
     read_settings,
 )
-from wdjax.experiments.sweep.pbt import Selection, bounds_of, draw_members, evolve, require_traced
-from wdjax.experiments.sweep.population import choose_num_devices, even_size, most_devices
-from wdjax.experiments.sweep.rounds import members_there
-from wdjax.experiments.sweep.session import Host, members_bar
+from wdjax.experiments.sweep.pbt import Selection, bounds_of, draw_members, evolve
 from wdjax.experiments.sweep.table import (
     best_member,
     best_points,
@@ -42,9 +34,7 @@ from wdjax.experiments.sweep.table import (
     varied_fields,
     write_table,
 )
-from wdjax.train import load_config
-from wdjax.train.devices.memory import bytes_free
-from wdjax.train.host.loggers import Logger
+from wdjax.train import Population, load_config
 
 RATE = "policies.agent.learning_rate"
 
@@ -136,6 +126,13 @@ def test_seeds_are_counted_or_named():
 # --- members and their programs ---
 
 
+def groups_of(members):
+    """Return the numbers of the members of each program."""
+    places = [{"member": own.number} for own in members]
+    populations = Population.group([own.config for own in members], members=places)
+    return [[own["member"] for own in population.members] for population in populations]
+
+
 @pytest.mark.parametrize(
     ("name", "values", "programs"),
     [
@@ -153,9 +150,9 @@ def test_seeds_are_counted_or_named():
 )
 def test_what_is_traced_shares_a_program(config, name, values, programs):
     members = make_members(config, make_points({name: values}), [0, 1])
-    groups = make_groups(members)
+    groups = groups_of(members)
     assert len(groups) == programs
-    assert [member.number for group in groups for member in group.members] == [0, 1, 2, 3]
+    assert [number for group in groups for number in group] == [0, 1, 2, 3]
     assert [member.point for member in members] == [0, 0, 1, 1]
     assert [member.config.seed for member in members] == [0, 1, 0, 1]
 
@@ -165,14 +162,14 @@ def test_what_bounds_actions_is_not_shared():
     base = load_config("pendulum_ddpg")
     for name, programs in (("max_torque", 2), ("length", 1)):
         field = "env_params." + {"max_torque": "max_torque", "length": "l"}[name]
-        assert len(make_groups(make_members(base, make_points({field: [1.0, 2.0]}), [0]))) == programs
+        assert len(groups_of(make_members(base, make_points({field: [1.0, 2.0]}), [0]))) == programs
 
 
 def test_ddpg_shares_what_is_traced():
     base = load_config("pendulum_ddpg")
     values = {"policies.agent.ddpg.tau": [0.01, 0.1], "policies.agent.ddpg.noise_scale": [0.5, 1.0]}
-    assert len(make_groups(make_members(base, make_points(values), [0]))) == 1
-    assert len(make_groups(make_members(base, make_points({"policies.agent.ddpg.n_step": [1, 2]}), [0]))) == 2
+    assert len(groups_of(make_members(base, make_points(values), [0]))) == 1
+    assert len(groups_of(make_members(base, make_points({"policies.agent.ddpg.n_step": [1, 2]}), [0]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -206,35 +203,6 @@ def test_bad_names_and_values_are_refused_before_anything_is_written(config, tmp
 def test_bad_numbers_are_refused_before_anything_is_written(config, tmp_path, arguments, words):
     assert words in refusal(sweep, config, workdir=tmp_path / "sweep", **arguments)
     assert not (tmp_path / "sweep").exists()
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 8])
-def test_turns_are_even_and_few(num_devices):
-    for members in range(1, 40):
-        for most in range(1, 45):
-            size = even_size(members, most, num_devices)
-            limit = max(most // num_devices, 1) * num_devices
-            assert size % num_devices == 0
-            assert size <= limit
-            assert -(-members // size) <= -(-members // limit)  # no more turns than must be
-            assert size - num_devices < -(-members // -(-members // limit))  # and no member more in them
-
-
-@pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg"])
-def test_a_plan_puts_nothing_on_the_device(preset):
-    """A GPU that fails would say so there, in jax's words."""
-    with jax.transfer_guard("disallow_explicit"):
-        members = make_members(load_config(preset), [{RATE: 1e-3}, {RATE: 3e-3}, {"num_envs": 16}], [0, 1])
-        assert [len(group.members) for group in make_groups(members)] == [4, 2]
-        require_traced(members[0].config, [RATE])
-
-
-def test_devices_and_memory():
-    assert choose_num_devices(0) == 1  # those of a CPU share its cores
-    assert choose_num_devices(8) == 8
-    assert most_devices(7) == 1
-    assert 0 < 8 * bytes_free(8) <= 1.1 * bytes_free(1)
-    assert jax.device_count() == 8
 
 
 # --- rungs and populations ---
@@ -368,27 +336,3 @@ def test_one_seed_has_no_interval(config, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert draw_curves(tmp_path / "c.png", members[:1], rows[:1], ["x"], "one") is not None
-
-
-def test_who_is_there_before_the_end():
-    """A member with bad numbers stays as it was, but where it copies another."""
-    setup = types.SimpleNamespace(config=types.SimpleNamespace(stop_at={"x": 2.0}))
-    rows = [{"member": 0, "x": 2.0}, {"member": 1, "x": None, "bad_numbers": "NaN"}, {"member": 2, "x": 1.0}]
-    assert members_there(setup, rows, changing=False) == {0, 1}
-    assert members_there(setup, rows, changing=True) == {0}
-    setup.config.stop_at = {}
-    assert members_there(setup, rows, changing=False) == set()
-
-
-def test_loggers_hold_one_turn_open(config, tmp_path):
-    class Counts(Logger):
-        begin, write = lambda self, run, row: run.workdir.name, lambda self, log, row: None
-        end = lambda self, log: ended.append(log)  # noqa: E731
-
-    ended, own, members = [], Counts(), make_members(config, [{}], range(4))
-    host = Host(tmp_path, Console(quiet=True), threading.Event(), 1, 0, set(), (own, lambda run, row: None))
-    with members_bar(host, members, tmp_path) as advance:
-        for pair in ((0, 1), (0, 1), (2, 3)):
-            advance([{"member": i, "updates": 1, "env_steps": 1} for i in pair])
-    assert ended == ["000", "001"]
-    assert [folder.name for folder in own.logs] == ["002", "003"]

@@ -178,7 +178,7 @@ def test_a_search_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, look
 def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
     """Six replicas, and four blocks of them, are each allowed: not both. The search goes on."""
     trained = []
-    monkeypatch.setattr(trials, "train_batch", lambda batches, folder, members, *_: trained.extend(members) or (
+    monkeypatch.setattr(trials, "train_trials", lambda running, folder, members, *_: trained.extend(members) or (
         [Trial(member.point, 1.0, False, ((10, 1.0),)) for member in members], []
     ))  # fmt: skip
     monkeypatch.setattr(trials, "conclude", lambda *_: None)

@@ -5,6 +5,7 @@ agents at the edge of its canvas, and narrow pages cut tables.
 """
 
 import io
+import json
 import re
 import threading
 from types import SimpleNamespace
@@ -21,9 +22,9 @@ from wdjax.experiments import cli
 from wdjax.experiments.report import curves as report_curves
 from wdjax.experiments.report.curves import draw_panels
 from wdjax.experiments.sweep import halving, searching
+from wdjax.experiments.sweep.driver import Sweep
 from wdjax.experiments.sweep.members import make_members
-from wdjax.experiments.sweep.session import Host
-from wdjax.train import load_config
+from wdjax.train import Population, load_config
 from wdjax.train.host.plots import draw_run, quantities
 from wdjax.train.host.progress import words_of_run
 
@@ -60,7 +61,7 @@ def labels_of(svg, names):
 def quiet_host(folder):
     """Return the host of a sweep that writes to memory, and the text."""
     text = io.StringIO()
-    return Host(folder, Console(file=text, width=200), threading.Event(), 1, 0, ()), text
+    return Sweep(folder, Console(file=text, width=200), threading.Event()), text
 
 
 def tag_scene(direction=0.0):
@@ -108,23 +109,24 @@ def test_progress_of_a_halving_search_ends_at_its_total(tmp_path, monkeypatch):
     config, rungs = load_config("cartpole_ppo"), halving.Halving(4, 2)
     points = [{"policies.agent.learning_rate": 0.001 * (1 + number)} for number in range(16)]
 
-    def train_turns(host, folder, groups, advance, span, before):
-        ((group, _),) = groups
-        updates = span(config.num_updates)[1]
-        steps = updates * config.env_steps_per_update
+    def train(self, batch, bar, num_updates, start):
+        folder, population = batch
+        folder.mkdir(parents=True)
+        steps = num_updates * config.env_steps_per_update
         rows = [
-            {"member": own.number, "env_steps": steps, "score": float(own.number)}
-            for own in group.members
+            {"member": own["member"], "env_steps": steps, "score": float(own["member"])}
+            for own in population.members
         ]
-        advance(rows)
-        yield SimpleNamespace(rows=rows, finished=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for row in rows:
+            bar(None, row)
+        return True
 
-    monkeypatch.setattr(halving, "train_turns", train_turns)
-    monkeypatch.setattr(halving, "population_setup", lambda *_: None)
-    host, text = quiet_host(tmp_path)
-    halving.train_batch(
-        halving.Batches(host), tmp_path, make_members(config, points, [0]), rungs, "score"
-    )
+    monkeypatch.setattr(Sweep, "train", train)
+    monkeypatch.setattr(Population, "fit", lambda self, most: len(self.configs))
+    running, text = quiet_host(tmp_path)
+    members = make_members(config, points, [0])
+    halving.train_trials(running, tmp_path, members, rungs, "score", [])
     ((done, total),) = re.findall(r"([\d,]+) of ([\d,]+) env steps", text.getvalue())[-1:]
     assert done == total
 

@@ -1,0 +1,319 @@
+"""Drive all kinds of sweeps: a folder, populations trained in batches, progress and results."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.checks import require, require_integer, require_known
+from wdjax.console import Console
+from wdjax.experiments.sweep.folder import begun, read_switches
+from wdjax.experiments.sweep.members import Member, Row
+from wdjax.experiments.sweep.table import draw_curves
+from wdjax.files import make_folder_inside, write_text
+from wdjax.train import Learner, Population, TrainConfig, TrainState, read_metrics
+from wdjax.train.config.reading import read_yaml
+from wdjax.train.config.trust import require_trusted, with_own
+from wdjax.train.host.callbacks import Callback, close_callbacks, make_callbacks
+from wdjax.train.host.plots import without_picture
+from wdjax.train.host.programs import telling
+from wdjax.train.host.progress import announce, progress_bar
+from wdjax.train.host.signals import stop_signals
+from wdjax.train.load import change_config
+from wdjax.train.state.registry import read_config
+from wdjax.train.storage.checkpoint import open_checkpoints, save
+from wdjax.train.storage.folder import read_json, require_fields, write_config
+from wdjax.train.storage.switches import KEYS, require_same_switches
+
+Batch = tuple[Path, Population]  # members that are trained together, and their folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep that is running."""
+
+    workdir: Path
+    console: Console
+    stop: threading.Event  # set by Ctrl-C and SIGTERM
+    trust: Collection[str] = ()  # modules that files of the folder may name
+    devices: int = 0  # 0: all
+    members_at_once: int = 0  # 0: as many as memory allows
+    callbacks: Sequence[Callback] = ()  # called with the row of every member and chunk
+
+    def say(self, words: str) -> None:
+        """Print a line."""
+        self.console.print(words, soft_wrap=not self.console.is_jupyter)
+
+    def announce(self, members: Sequence[Member], population: Population, programs: int) -> None:
+        """Print what will run."""
+        config = members[0].config
+        steps = config.num_updates * config.env_steps_per_update
+        several = f"{programs} programs" if programs > 1 else "one program"
+        words = f"{len(members)} members in {several}, {steps:,} env steps each"
+        announce(self.console, config.env, population.num_devices, words, self.workdir)
+
+    def split(self, folder: Path, population: Population) -> list[Batch]:
+        """Split a population into batches. Their size is stored in the folder."""
+        file, devices = folder / "size.json", population.num_devices
+        if file.exists():
+            content = read_json(file)
+            require_fields(file, content, members_at_once=int)
+            size = content["members_at_once"]
+            words = f"a divisor of {size}, the members per program that this sweep was started with"
+            require(size % devices == 0, "devices", devices, words)
+        else:
+            size = population.fit(self.members_at_once)
+            self._make_folder(folder)
+            write_text(file, json.dumps({"members_at_once": size}) + "\n", sync=True)
+        batches = population.batches(size)
+        return [(folder / f"{number:03d}", batch) for number, batch in enumerate(batches)]
+
+    def _make_folder(self, folder: Path) -> None:
+        inside = folder.relative_to(self.workdir).parts
+        for depth in range(1, len(inside) + 1):
+            make_folder_inside(self.workdir.joinpath(*inside[:depth]))
+
+    def train(self, batch: Batch, bar: Callback, **options: Any) -> bool:
+        """Train a batch (`Population.train`); return whether it is complete."""
+        folder, population = batch
+        self._make_folder(folder)
+        return population.train(
+            folder,
+            callbacks=[bar, *self.callbacks],
+            runs=self.workdir / "members",
+            stop=self.stop,
+            say=self.say,
+            **options,
+        )
+
+    def train_all(
+        self,
+        folder: Path,
+        populations: Iterable[Population],
+        bar: Callback,
+        span: Callable[[int], tuple[int, int]] = lambda num_updates: (0, num_updates),
+        before: Sequence[Batch] = (),
+    ) -> Iterator[tuple[Batch, bool]]:
+        """Train populations in batches. Yield each batch, and whether it is complete.
+
+        Training ends after the first batch that was stopped.
+
+        Args:
+            folder: contains a folder for each population.
+            populations: trained one after the other.
+            bar: see `progress`.
+            span: updates of a run -> (updates done before, updates done afterwards).
+            before: batches with whose last states the members begin; (): new runs.
+        """
+        for number, population in enumerate(populations):
+            first, last = span(population.config.num_updates)
+            if first == last:  # a rung of a run of few updates
+                continue
+            for batch in self.split(folder / f"{number:03d}", population):
+                start = functools.partial(continue_batches, before, batch[1], first)
+                done = self.train(batch, bar, num_updates=last, start=start if before else None)
+                yield batch, done
+                if not done:
+                    return
+
+    @contextlib.contextmanager
+    def progress(self, members: Sequence[Member], folder: Path) -> Iterator[Callback]:
+        """Show the env steps of all members, and their rate.
+
+        Yield a callback.
+
+        Args:
+            members: all members.
+            folder: contains the metrics of their earlier chunks.
+        """
+        done = {row["member"]: row["env_steps"] for row in read_rows(folder)}
+        steps = [own.config.num_updates * own.config.env_steps_per_update for own in members]
+        total, before, clock = sum(steps), sum(done.values()), time.perf_counter()
+        with progress_bar(self.console, total, before) as show:
+
+            def bar(run: Any, row: Row) -> None:
+                done[row["member"]] = row["env_steps"]
+                now = sum(done.values())
+                rate = (now - before) / (time.perf_counter() - clock)
+                started = f"{len(done)} of {len(members)} members started"
+                show(now, f"{now:,} of {total:,} env steps ({rate:,.0f}/s), {started}")
+
+            yield bar
+
+    def draw(self, members: Sequence[Member], rows: Sequence[Row], metric: str | None) -> None:
+        """Draw curves.png: the metric, or the return of every trainable policy."""
+        config = members[0].config
+        trained = [name for name, policy in config.policies.items() if policy.trainable]
+        returns = [f"{name}/episode_return" for name in trained or config.policies]
+        title, file = f"{config.env}: {self.workdir.name}", self.workdir / "curves.png"
+        with without_picture("curves.png", self.say):
+            if draw_curves(file, members, rows, [metric] if metric else returns, title):
+                self.say(f"Wrote {file}: interquartile mean over seeds and 95 % interval")
+
+    def export(
+        self,
+        number: int,
+        rows: Sequence[Row],
+        score: float,
+        words: str,
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a member as a run, best/, and print its description.
+
+        Args:
+            number: number of the member.
+            rows: of the chunks of all members.
+            score: of the member.
+            words: description of the member.
+            changes: fields that changed during training, with their last values.
+        """
+        learner, state = load_member(self.workdir, number, self.trust)
+        folder = self.workdir / "best"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        lines = "".join(json.dumps(row) + "\n" for row in rows if row["member"] == number)
+        write_text(folder / "metrics.jsonl", lines)
+        host = {"metrics_size": len(lines.encode()), "best_score": score}
+        with open_checkpoints(folder / "checkpoints", 1) as checkpoints:
+            save(checkpoints, int(state.num_updates), state, host)
+        write_config(folder, change_config(learner.config, **(changes or {})))
+        self.say(f"Wrote {folder}: {words}")
+
+
+@contextlib.contextmanager
+def open_sweep(
+    workdir: str | Path | None,
+    asked: Mapping[str, Any],
+    configs: Iterable[TrainConfig],
+    resume: bool = False,
+    devices: int = 0,
+    members_at_once: int = 0,
+    quiet: bool = True,
+    stop: threading.Event | None = None,
+    trust: Collection[str] = (),
+    callbacks: Sequence[Callback | str] = (),
+) -> Iterator[Sweep]:
+    """Start or resume a sweep in its folder, or in a temporary folder without one.
+
+    Args:
+        workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks: as for `sweep`.
+        asked: content of sweep.yaml, see `begun`.
+        configs: configurations of members; modules that they name are trusted, too.
+
+    Raises:
+        ValueError, TypeError: for invalid arguments, before anything is written.
+        FileExistsError, OSError: as `begun`.
+    """
+    require_integer("members_at_once", members_at_once, 0)
+    console = Console(quiet=quiet)
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_callbacks, callbacks := make_callbacks(callbacks))
+        folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
+        stop = stop or stack.enter_context(stop_signals(console))
+        trusted = {module for config in configs for module in with_own(trust, config)}
+        running = Sweep(folder, console, stop, trusted, devices, members_at_once, callbacks)
+        stack.enter_context(telling(running.say))
+        stack.enter_context(begun(folder, asked, resume, running.say))
+        yield running
+
+
+def choose_metric(metric: str | None, population: Population, needed: bool = True) -> str | None:
+    """Return the metric that compares members: `metric`, or `best_metric` of the configuration.
+
+    Raises:
+        ValueError: for an unknown metric, with the closest name; for none if one is `needed`.
+    """
+    metric = metric or population.config.best_by
+    words = "set, for example to POLICY/episode_return, to compare members"
+    require(metric or not needed, "metric", metric, words)
+    if metric is not None:
+        require_known("metric", metric, population.metric_names)
+    return metric
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Return the rows of all metrics.jsonl inside a folder."""
+    return [row for file in sorted(folder.rglob("metrics.jsonl")) for row in read_metrics(file)]
+
+
+def continue_batches(
+    batches: Sequence[Batch], population: Population, done: int
+) -> tuple[int, TrainState]:
+    """Return (`done`, the newest states of the population's members in earlier batches)."""
+    wanted = [member["member"] for member in population.members]
+    found: dict[int, TrainState] = {}
+    for folder, earlier in reversed(batches):
+        places = {member["member"]: place for place, member in enumerate(earlier.members)}
+        missing = [number for number in places if number in wanted and number not in found]
+        if missing:
+            states = jax.device_put(earlier.resume(folder), jax.local_devices()[0])
+            for number in missing:
+                found[number] = jax.tree.map(lambda leaf, i=places[number]: leaf[i], states)
+    wanted += wanted[-1:] * (population.size - len(wanted))
+    stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
+    return done, jax.tree.map(stack, *(found[number] for number in wanted))
+
+
+def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
+    """Return (folder, members.json, place) of the last batch of a member.
+
+    Raises:
+        FileNotFoundError: if no batch has a checkpoint of this member.
+    """
+    newest = None
+    for file in sorted(workdir.rglob("members.json")):
+        content = read_json(file)
+        require_fields(file, content, size=int, members=list)
+        for member in content["members"]:
+            require_fields(file, member, member=int, seed=int, values=dict)
+        numbers = [member["member"] for member in content["members"]]
+        if number in numbers and any((file.parent / "checkpoints").glob("[0-9]*")):
+            newest = file.parent, content, numbers.index(number)
+    if newest is None:
+        raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")
+    return newest
+
+
+def load_member(
+    workdir: str | Path, number: int, trust: Collection[str] = ()
+) -> tuple[Learner, TrainState]:
+    """Load a member of a sweep as a single run on one device: its learner and its newest state.
+
+    Args:
+        workdir: folder of the sweep.
+        number: number of the member, as in the table.
+        trust: modules from which the sweep may import code, see `wdjax.train.load_run`.
+
+    Returns:
+        (learner, state).
+
+    Raises:
+        FileNotFoundError: if there is no such sweep, or no checkpoint of this member.
+        ValueError: if the configuration names code of an untrusted module.
+    """
+    workdir = Path(workdir)
+    file = workdir / "sweep.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
+    asked = read_yaml(file)
+    require_fields(file, asked, config=dict)
+    require_trusted(str(file), asked["config"], trust)
+    base = read_config(asked["config"])
+    require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
+    folder, content, place = find_batch(workdir, number)
+    members = content["members"]
+    changed = change_config(base, trust=trust, **members[place]["values"])
+    config = dataclasses.replace(changed, seed=members[place]["seed"])
+    (group,) = Population.group([config] * len(members), 1, trust, members)
+    (population,) = group.batches(content["size"])
+    return population.member(population.resume(folder), place)

@@ -1,0 +1,1 @@
+"""Populations: many members of one configuration, trained together by one program."""

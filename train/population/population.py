@@ -1,0 +1,474 @@
+"""Population: many members of one configuration, trained together by one program.
+
+The folder of a population contains members.json, metrics.jsonl (a row for each member and chunk),
+checkpoints/ and, once all members are done, the empty file `finished`. Training that was killed
+continues from the newest checkpoint, bit for bit on a CPU.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from wdjax.checks import require, require_integer
+from wdjax.console import Console
+from wdjax.files import write_text
+from wdjax.train.config.facts import in_env_steps
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.evaluation.episodes import Episodes
+from wdjax.train.evaluation.evaluate import evaluate
+from wdjax.train.host.callbacks import Callback, MemberRun, call_callbacks, make_callbacks
+from wdjax.train.host.chunks import most_updates, play
+from wdjax.train.host.loggers import close_loggers
+from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, train_chunks
+from wdjax.train.host.signals import stop_signals
+from wdjax.train.learner.learner import Learner, learner_of, make_learner
+from wdjax.train.learner.setup import require_config
+from wdjax.train.population.chunks import (
+    After,
+    bad_members,
+    ended_members,
+    is_done,
+    member_rows,
+    require_members,
+    write_members,
+)
+from wdjax.train.population.programs import (
+    Programs,
+    choose_num_devices,
+    even_size,
+    group_by_program,
+    most_devices,
+)
+from wdjax.train.state.hypers import ScheduleArrays
+from wdjax.train.state.metric import values_of
+from wdjax.train.state.registry import read_config
+from wdjax.train.state.state import TrainState
+from wdjax.train.storage.checkpoint import (
+    delete_newer,
+    open_checkpoints,
+    restore,
+    restore_newest,
+    save,
+)
+from wdjax.train.storage.folder import flat, plain_config
+from wdjax.train.storage.metrics_log import open_log, read_metrics
+
+KEPT = 2  # checkpoints; the older one is used if the newer one is damaged
+
+
+class Population:
+    """Train many members of one configuration together, as one program.
+
+    Members differ in traced values: seeds, env_params and traced hyperparameters. Each member uses
+    the same random numbers as its run on its own, and its parameters agree to float rounding.
+
+        rates, field = (1e-3, 3e-3, 1e-2, 3e-2), "policies.agent.learning_rate"
+        configs = [load_config("cartpole_ppo", seed=i, **{field: r}) for i, r in enumerate(rates)]
+        population = Population(configs)
+        states = population.init()                                # leaves [4, ...]
+        states, metrics = population.run(states, num_updates=20)  # name -> [4, 20]
+        order = np.argsort(metrics["agent/episode_return"][:, -1])
+        states = population.select(states, order[[3, 3, 2, 2]])   # the better half, twice
+        episodes = population.evaluate(states, jax.random.key(0), num_episodes=64)
+        population.save("runs/four", states)
+        states = population.resume("runs/four")
+
+    `train` trains in a folder, with metrics, callbacks and checkpoints.
+
+    Args:
+        configs: configuration of each member, with its seed.
+        devices: number of devices that share the members equally; 0: as many as possible (a CPU
+            counts as one).
+        trust: additional modules from which saved runs may import code (see `load_run`).
+        members: content of members.json for each member; its key "member" is the member's number
+            in metrics.jsonl. None: the place in `configs`, and the configuration.
+
+    Raises:
+        ValueError: if members differ in a static field, if the devices cannot share the members
+            equally, or if a configuration is invalid. Nothing is compiled before.
+        TypeError: if `configs` is not a sequence of TrainConfig.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[TrainConfig],
+        devices: int = 0,
+        trust: Collection[str] = (),
+        members: Sequence[Mapping[str, Any]] | None = None,
+    ):
+        configs = read_members(configs)
+        number = choose_num_devices(devices or most_devices(len(configs)))
+        shared = len(configs) % number == 0
+        require(shared, "members", len(configs), f"divisible by {number} (devices)")
+        (static, _), *others = group_by_program(configs)
+        if others:
+            raise ValueError(difference(static, *others[0]))
+        self.configs = configs  # of the members, with schedules in env steps
+        self.members = describe_members(configs, members)
+        self.size = len(configs)  # members in the program; the last of `configs` fills the rest
+        self.programs = Programs.make(static, configs[0], number, trust)
+
+    def _with(self, configs: Sequence, members: Sequence, size: int) -> "Population":
+        other = copy.copy(self)
+        other.configs, other.members, other.size = configs, members, size
+        return other
+
+    @classmethod
+    def group(
+        cls,
+        configs: Sequence[TrainConfig],
+        devices: int = 0,
+        trust: Collection[str] = (),
+        members: Sequence[Mapping[str, Any]] | None = None,
+        known: Sequence["Population"] = (),
+    ) -> list["Population"]:
+        """Return a population for each program that the configurations need, in their order.
+
+        Args:
+            configs, trust, members: as for `Population`.
+            devices: number of devices; 0: all (a CPU counts as one). The last member is repeated
+                if they cannot share the members equally.
+            known: populations whose compiled programs are used again.
+        """
+        configs, number = read_members(configs), choose_num_devices(devices)
+        members, populations = describe_members(configs, members), []
+        for static, places in group_by_program(configs):
+            own = [configs[i] for i in places]
+            match = next((other for other in known if other.programs.static == static), None)
+            population = match or cls(own[:1] * number, number, trust)
+            size = even_size(len(own), len(own), number)
+            populations.append(population._with(own, [members[i] for i in places], size))
+        return populations
+
+    def fit(self, most: int = 0) -> int:
+        """Return the size of batches that fit into memory, and compile their program.
+
+        Args:
+            most: largest number of members in a batch; 0: as many as memory allows.
+
+        Raises:
+            ValueError: if a single member does not fit into memory.
+        """
+        return self.programs.fit(self.configs[0], len(self.configs), most)
+
+    def batches(self, size: int) -> list["Population"]:
+        """Split into populations of `size` members, which use the same compiled program.
+
+        The last member fills the last batch.
+        """
+        return [
+            self._with(self.configs[i : i + size], self.members[i : i + size], size)
+            for i in range(0, len(self.configs), size)
+        ]
+
+    @property
+    def config(self) -> TrainConfig:
+        """Configuration of the first member, with the size of chunks."""
+        return self.programs.setup.config
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Names of the metrics that an update reports."""
+        return self.programs.metrics
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices that share the members."""
+        return self.programs.num_devices
+
+    @property
+    def shapes(self) -> TrainState:
+        """Shapes, dtypes and shardings of the states."""
+        return self.programs.abstract(self.configs[0], self.size)
+
+    def init(self) -> TrainState:
+        """Return the first states, leaves [members, ...]: of each member as in its own run."""
+        rest = self.configs[-1:] * (self.size - len(self.configs))
+        return self.programs.start([*self.configs, *rest])
+
+    def run(self, states: TrainState, num_updates: int) -> tuple[TrainState, dict[str, np.ndarray]]:
+        """Train all members. The states are not donated; run(a) then run(b) equals run(a + b).
+
+        Args:
+            states: leaves [members, ...].
+            num_updates: number of updates, at least 1.
+
+        Returns:
+            (states, metrics): metrics are those of `Learner.run`, name -> [members, num_updates].
+
+        Raises:
+            ValueError, TypeError: if the number of states or updates is wrong.
+        """
+        require_integer("num_updates", num_updates, 1)
+        states, most, parts = copied(self.place(states)), most_updates(self.config), []
+        for done in range(0, num_updates, most):
+            size = min(most, num_updates - done)
+            played = play(self.programs.get(self.configs[0], self.size), states, size)
+            states = played.state
+            parts.append(values_of(played.metrics))
+        return states, {
+            name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]
+        }
+
+    def select(self, states: TrainState, indices: Sequence[int]) -> TrainState:
+        """Copy members: state i becomes a copy of state `indices[i]`, but keeps its random key.
+
+        Copies include hyperparameters and env_params, so that `configs` no longer lists them.
+        Change hyperparameters of copies with `with_hypers`.
+
+        Args:
+            states: leaves [members, ...].
+            indices: [members], place of the member that is copied, mostly the own place.
+
+        Raises:
+            ValueError: if the indices are not one place for each state.
+        """
+        states, chosen = self.place(states), np.asarray(indices)
+        known = chosen.dtype.kind in "iu" and chosen.shape == (self.size,)
+        known = known and ((chosen >= 0) & (chosen < self.size)).all()
+        require(known, "indices", chosen, f"{self.size} numbers from 0 to {self.size - 1}")
+        return self.place(take_members(states, chosen).replace(key=states.key))
+
+    def hypers(self, states: TrainState) -> dict[str, jax.Array]:
+        """Return the traced hyperparameters: "policy.hyperparameter" -> [members].
+
+        These are the names that `with_hypers` accepts. The value of a schedule is its first one.
+        """
+        first = lambda value: value.values[:, 0] if isinstance(value, ScheduleArrays) else value  # noqa: E731
+        hypers = states.hypers.items()
+        return {f"{policy}.{name}": first(own[name]) for policy, own in hypers for name in own}
+
+    def member(self, states: TrainState, place: int) -> tuple[Learner, TrainState]:
+        """Return a member as a run of its own on one device: its learner and state."""
+        require_integer("place", place, 0, len(self.configs) - 1)
+        learner = make_learner(self.configs[place], self.programs.setup.trust)
+        return learner, state_of(states, place)
+
+    def evaluate(
+        self,
+        states: TrainState,
+        key: jax.Array,
+        num_episodes: int = 256,
+        greedy: bool = False,
+        **options: Any,
+    ) -> list[Episodes]:
+        """Evaluate each member over complete episodes, by one program.
+
+        Args:
+            states: leaves [members, ...].
+            key: random key, the same for all members: they play from the same initial states.
+            num_episodes: number of episodes of each member.
+            greedy: take the most likely actions.
+            **options: other arguments of `wdjax.train.evaluate`.
+
+        Returns:
+            Episodes of each member.
+
+        Raises:
+            ValueError: as `wdjax.train.evaluate`, and if the number of states is wrong.
+        """
+        states, learner = self.place(states), learner_of(self.programs.setup)
+        options |= {"num_episodes": num_episodes, "greedy": greedy}
+        places = range(len(self.configs))
+        return [evaluate(learner, state_of(states, i), key, **options) for i in places]
+
+    def save(self, workdir: str | Path, states: TrainState) -> None:
+        """Save a checkpoint of all members in a folder; the two newest ones are kept.
+
+        Raises:
+            ValueError: if the folder contains other members.
+            OSError: if the checkpoint cannot be written.
+        """
+        workdir, states = Path(workdir), self.place(states)
+        step, log = int(states.num_updates.max()), workdir / "metrics.jsonl"
+        write_members(workdir, self._text)
+        (workdir / "finished").unlink(missing_ok=True)
+        with open_checkpoints(workdir / "checkpoints", KEPT) as checkpoints:
+            delete_newer(checkpoints, step - 1)
+            lines = log.stat().st_size if log.exists() else 0
+            save(checkpoints, step, states, {"metrics_size": lines})
+
+    def resume(self, workdir: str | Path) -> TrainState:
+        """Return the states of the newest checkpoint in a folder, leaves [members, ...].
+
+        Raises:
+            FileNotFoundError: if the folder contains no checkpoint of a population.
+            ValueError: if the folder contains other members, or the checkpoint is damaged.
+        """
+        workdir = Path(workdir)
+        if not (require_members(workdir, self._text) and (workdir / "checkpoints").is_dir()):
+            raise FileNotFoundError(f"{workdir} contains no checkpoint of a population")
+        with open_checkpoints(workdir / "checkpoints", keep=None) as checkpoints:
+            return restore(checkpoints, checkpoints.latest_step(), self.shapes)[0]
+
+    def train(
+        self,
+        workdir: str | Path,
+        num_updates: int | None = None,
+        start: Callable[[], tuple[int, TrainState]] | None = None,
+        after: After | None = None,
+        every: int = 0,
+        callbacks: Sequence[Callback | str] = (),
+        runs: Path | None = None,
+        stop: threading.Event | None = None,
+        say: Callable[[str], Any] = print,
+    ) -> bool:
+        """Train all members in a folder, from its newest checkpoint if it has one.
+
+        Training ends after `num_updates`, once all members have reached `stop_at`, or at `stop`.
+        It is then saved. A member with bad numbers stops, and the others continue.
+
+        Args:
+            workdir: folder of the population; created if missing.
+            num_updates: updates of each member in total; None: as configured.
+            start: returns (updates done, states) without a checkpoint; None: (0, `init()`).
+            after: called after each chunk with (states, rows, rows of the chunk before), returns
+                (states, rows) to continue with and to write; for selection. Needs `every`.
+            every: chunks also end after each multiple of this number of updates.
+            callbacks: functions of (run, row), or names of loggers, as for `Trainer`; called with
+                a `run` (workdir, config, stop) and the row of every member.
+            runs: folder of the members' folders, into which loggers write; None: members/.
+            stop: event that ends training after the current chunk; None: Ctrl-C and SIGTERM.
+            say: called with warnings.
+
+        Returns:
+            Whether training is complete. `resume` returns the states.
+
+        Raises:
+            ValueError: if the folder contains other members, or no checkpoint can be read.
+            OSError: if metrics or a checkpoint cannot be written.
+        """
+        require(after is None or every > 0, "every", every, "at least 1 with `after`")
+        last = self.config.num_updates if num_updates is None else num_updates
+        workdir, callbacks = Path(workdir), make_callbacks(callbacks)
+        write_members(workdir, self._text)
+        if is_done(workdir, last, self.config.stop_at, say):
+            return True
+        with contextlib.ExitStack() as stack:
+            stop = stop or stack.enter_context(stop_signals(Console()))
+            stack.callback(close_loggers, callbacks)
+            checkpoints = stack.enter_context(open_checkpoints(workdir / "checkpoints", KEPT))
+            found = restore_newest(checkpoints, self.shapes, None, say)
+            if found is None:
+                (done, states), size = start() if start else (0, self.init()), 0
+            else:
+                done, states, size = *found[:2], found[2]["metrics_size"]
+            log = stack.enter_context(open_log(workdir / "metrics.jsonl", size, say))
+            rows, setup = read_metrics(workdir), self.programs.setup
+            last_rows = [row for row in rows[-len(self.members) :] if row["updates"] == done]
+            known = last_rows if len(last_rows) == len(self.members) else []  # else lines are lost
+            ended = ended_members(self.config, rows, after is not None)
+
+            def judge(chunk: Chunk) -> Outcome:
+                nonlocal known
+                states, rows = (
+                    chunk.state,
+                    member_rows(setup, self.members, chunk.done, chunk.parts),
+                )
+                if after is not None:
+                    states, rows = after(states, rows, known)
+                    states = self.place(states)
+                known = rows
+                ended.update(ended_members(self.config, rows, after is not None))
+                if bad := bad_members(setup, self.members, chunk.parts):
+                    say(bad)
+                return Outcome(rows, states)
+
+            program = self.programs.get(self.configs[0], self.size)
+            report = functools.partial(
+                self._report, callbacks, runs or workdir / "members", stop, say
+            )
+            job = Job(
+                self.config, last, program, checkpoints, log, judge, report, also=every, alone=False
+            )  # fmt: skip
+            all_ended = lambda: len(ended) == len(self.members)  # noqa: E731
+            stopped = lambda: stop.is_set() or all_ended()  # noqa: E731
+            _, done = train_chunks(job, self.place(states), done, stopped)
+        if done < last and not all_ended():
+            return False
+        write_text(workdir / "finished", "")  # the checkpoints are closed, and thus on the disk
+        return True
+
+    def _report(
+        self,
+        callbacks: Sequence[Callback],
+        folder: Path,
+        stop: threading.Event,
+        say: Callable[[str], Any],
+        rows: Sequence[Row],
+    ) -> None:
+        asked = []
+        for row, config in zip(rows, self.configs, strict=True):
+            run = MemberRun(folder / f"{row['member']:03d}", config, stop)
+            asked.append(call_callbacks(callbacks, run, row))
+        if any(asked):
+            say("A callback stopped training: it saves and ends after the next chunk")
+            stop.set()
+
+    @property
+    def _text(self) -> str:
+        return json.dumps({"size": self.size, "members": self.members}) + "\n"
+
+    def place(self, states: TrainState) -> TrainState:
+        """Return states on the devices of their members.
+
+        Raises:
+            ValueError, TypeError: unless there is one state for each member.
+        """
+        require(isinstance(states, TrainState), "states", states, "a TrainState", TypeError)
+        shape, allowed = states.num_updates.shape, f"({self.size},), one state for each member"
+        require(shape == (self.size,), "shape of states.num_updates", shape, allowed)
+        return jax.device_put(states, self.programs.sharding)
+
+
+def read_members(configs: Sequence[TrainConfig]) -> list[TrainConfig]:
+    """Return the configurations of members, checked, with schedules in env steps."""
+    several = isinstance(configs, Sequence) and not isinstance(configs, str)
+    require(several, "configs", configs, "a list of TrainConfig", TypeError)
+    require(len(configs) > 0, "configs", configs, "at least one configuration")
+    members = []
+    for config in configs:
+        require_config(config)
+        config = dataclasses.replace(read_config(config), devices=1)
+        members.append(in_env_steps(config, config.total_env_steps))
+    return members
+
+
+def difference(static: Any, other: Any, places: Sequence[int]) -> str:
+    """Return the error of configurations that need another program, with the first field."""
+    first, second = (flat(plain_config(values[0])) for values in (static, other))
+    names = [name for name in second if first.get(name) != second[name]]
+    what = f"{names[0]} = {second[names[0]]!r}" if names else "environment, spaces or shapes"
+    words = "must be equal in all members, since it is static. Use Population.group"
+    return f"configs[{places[0]}]: {what}: {words}"
+
+
+def describe_members(
+    configs: Sequence[TrainConfig], members: Sequence[Mapping[str, Any]] | None
+) -> Sequence[Mapping[str, Any]]:
+    """Return the content of members.json for each member."""
+    if members is None:
+        plain = enumerate(map(plain_config, configs))
+        return [{"member": number, "config": config} for number, config in plain]
+    require(len(members) == len(configs), "members", len(members), f"{len(configs)}, as configs")
+    return members
+
+
+@jax.jit
+def take_members(states: TrainState, indices: jax.Array) -> TrainState:
+    """Return the states at these places."""
+    return jax.tree.map(lambda leaf: leaf[indices], states)
+
+
+def state_of(states: TrainState, place: int) -> TrainState:
+    """Return the state of one member, on the first device."""
+    return jax.device_put(jax.tree.map(lambda leaf: leaf[place], states), jax.local_devices()[0])

@@ -1,0 +1,251 @@
+"""The compiled programs of a population, spread over devices.
+
+Members share nothing. Each member is on one device, and devices do not communicate.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from wdjax.checks import require, require_integer
+from wdjax.train.config.facts import static_part
+from wdjax.train.config.schema import TrainConfig
+from wdjax.train.devices.memory import bytes_free, bytes_needed
+from wdjax.train.host.callbacks import require_goals
+from wdjax.train.host.chunks import most_updates, with_lines
+from wdjax.train.host.programs import (
+    Program,
+    compiler_options,
+    finish_chunk,
+    lower_updates,
+    plain_where_kernels_fail,
+)
+from wdjax.train.learner.init import init
+from wdjax.train.learner.learner import metric_names, run_up_to
+from wdjax.train.learner.setup import make_setup
+from wdjax.train.learner.validate import validate
+from wdjax.train.learner.warm_start import load_policies
+from wdjax.train.state.hypers import hypers_of
+from wdjax.train.state.policy import Setup
+from wdjax.train.state.sharding import make_mesh, require_devices
+from wdjax.train.state.state import TrainState
+from wdjax.train.storage.folder import plain_config
+
+AXIS = "wdjax_members"
+
+
+def choose_num_devices(devices: int) -> int:
+    """Return the number of devices for a population: `devices`, or all (a CPU counts as one).
+
+    Raises:
+        ValueError, TypeError: for more devices than jax finds, or no whole number.
+    """
+    available = jax.local_device_count()  # each process has populations of its own
+    require_integer("devices", devices, 0)
+    require_devices(devices, available)
+    return devices or (1 if jax.default_backend() == "cpu" else available)
+
+
+def most_devices(num_members: int) -> int:
+    """Return the largest number of devices that divides the members (a CPU counts as one)."""
+    return max(n for n in range(1, choose_num_devices(0) + 1) if num_members % n == 0)
+
+
+def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
+    """Return the size of batches of members: a multiple of the devices, the same for all batches.
+
+    There are as few batches as `most` members at once allow. The last batch repeats a member.
+    """
+    most = max(most // num_devices, 1) * num_devices
+    batches = -(-num_members // most)
+    return -(-num_members // (batches * num_devices)) * num_devices
+
+
+def member_sharding(num_devices: int) -> Sharding:
+    """Return the sharding of a population's leaves, [members, ...]."""
+    if num_devices == 1:
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return NamedSharding(make_mesh(num_devices, AXIS, processes=1), PartitionSpec(AXIS))
+
+
+def on_devices(function: Callable, num_devices: int, shared: int = 0) -> Callable:
+    """Return a function of arrays [members, ...] that each device calls with its own members.
+
+    A `cond` on all members (`wdjax.vector.when_any`) sees the members of one device.
+
+    Args:
+        function: the function.
+        num_devices: the number of devices.
+        shared: number of last arguments that all devices receive.
+    """
+    if num_devices == 1:
+        return function
+    split, mesh = PartitionSpec(AXIS), make_mesh(num_devices, AXIS, processes=1)
+
+    def call(*arguments: Any) -> Any:
+        specs = (split,) * (len(arguments) - shared) + (PartitionSpec(),) * shared
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False
+        )(*arguments)  # fmt: skip
+
+    return call
+
+
+def traced_values(config: TrainConfig) -> tuple[Any, Any]:
+    """Return (env_params, hypers by policy) of a configuration."""
+    hypers = {name: hypers_of(policy) for name, policy in config.policies.items()}
+    return validate(config)[1], hypers
+
+
+def static_values(config: TrainConfig) -> Any:
+    """Return everything that a program is compiled from, for comparison; no array is created.
+
+    These are the static fields, the environment, the spaces, and the shapes of traced values.
+    """
+    env, _, assignments = validate(config)
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda: traced_values(config)))
+    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    policies = {name: static_part(policy) for name, policy in config.policies.items()}
+    blank = dataclasses.replace(config, seed=0, env_params={}, policies=policies)
+    return blank, env, assignments, list(config.policies), structure, shapes
+
+
+def map_points(function: Callable, configs: Sequence[TrainConfig]) -> list[Any]:
+    """Return `function(config)` of each configuration; consecutive ones may differ in the seed."""
+    results, before = [], None
+    for config in configs:
+        point = plain_config(dataclasses.replace(config, seed=0))
+        results.append(results[-1] if point == before else function(config))
+        before = point
+    return results
+
+
+def group_by_program(configs: Sequence[TrainConfig]) -> list[tuple[Any, list[int]]]:
+    """Return (static values, places of the configurations that have them), in order."""
+    groups: list[tuple[Any, list[int]]] = []
+    for place, static in enumerate(map_points(static_values, configs)):
+        match = next((places for known, places in groups if known == static), None)
+        if match is None:
+            groups.append((static, match := []))
+        match.append(place)
+    return groups
+
+
+@plain_where_kernels_fail
+def compile_members(
+    setup: Setup, states: TrainState, most: int, num_devices: int = 1
+) -> tuple[Program, float]:
+    """Compile chunks of up to `most` updates of all members. The program donates the states.
+
+    Args:
+        setup: static part of all members.
+        states: leaves [members, ...], or their shapes.
+        most: largest number of updates in a call.
+        num_devices: number of devices that share the members.
+
+    Returns:
+        (program, seconds): program(states, updates) -> (states, metrics [members, most], packed).
+    """
+    together = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
+    together = on_devices(together, num_devices, shared=1)
+    return finish_chunk(*lower_updates(together, states, compiler_options(setup, alone=False)))
+
+
+def start_member(
+    setup: Setup, loaded: Any, key: jax.Array, env_params: Any, hypers: Any
+) -> TrainState:
+    """Return the first state of a member, equal to `Learner.init` of its own configuration."""
+    own = dataclasses.replace(setup, env_params=env_params)
+    return init(own, key, loaded).replace(hypers=hypers)
+
+
+def start_arguments(configs: Sequence[TrainConfig]) -> tuple[jax.Array, Any, Any]:
+    """Return the values that differ between members, [members, ...]: (keys, env_params, hypers)."""
+    keys = jnp.stack([jax.random.key(config.seed) for config in configs])
+    traced = map_points(lambda config: jax.device_get(traced_values(config)), configs)
+    return keys, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *traced)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Programs:
+    """The programs of all populations whose members differ only in traced values."""
+
+    static: Any
+    """`static_values` of the members."""
+    setup: Setup
+    """Static part of the members' runs."""
+    num_devices: int = 1
+    """Number of devices that share the members."""
+    compiled: dict[int, Program] = dataclasses.field(default_factory=dict)
+    """Number of members -> program that trains them."""
+
+    @classmethod
+    def make(
+        cls, static: Any, config: TrainConfig, num_devices: int, trust: Collection[str] = ()
+    ) -> "Programs":
+        """Return the programs of configurations like this one; nothing is compiled yet.
+
+        Raises:
+            ValueError: for a metric in `stop_at` that no update reports, with the closest name.
+        """
+        programs = cls(static, make_setup(with_lines(config), trust), num_devices)
+        if config.stop_at:
+            require_goals(config.stop_at, programs.metrics)
+        return programs
+
+    @functools.cached_property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that an update reports."""
+        return metric_names(self.setup)
+
+    @property
+    def sharding(self) -> Sharding:
+        """Sharding of the members."""
+        return member_sharding(self.num_devices)
+
+    def start(self, configs: Sequence[TrainConfig]) -> TrainState:
+        """Return the first states of members, leaves [members, ...]."""
+        start = jax.vmap(functools.partial(start_member, self.setup, load_policies(self.setup)))
+        program = jax.jit(on_devices(start, self.num_devices), out_shardings=self.sharding)
+        return program(*jax.device_put(start_arguments(configs), self.sharding))
+
+    def abstract(self, config: TrainConfig, size: int) -> TrainState:
+        """Return shapes, dtypes and shardings of the states of `size` members."""
+        start = jax.vmap(functools.partial(start_member, self.setup, None))
+        one, place = jax.eval_shape(start, *start_arguments([config])), self.sharding
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=place),
+            one,
+        )
+
+    def get(self, config: TrainConfig, size: int) -> Program:
+        """Return the program of `size` members, compiled on the first call."""
+        if size not in self.compiled:
+            states, most = self.abstract(config, size), most_updates(self.setup.config)
+            program, _ = compile_members(self.setup, states, most, self.num_devices)
+            self.compiled[size] = program
+        return self.compiled[size]
+
+    def fit(self, config: TrainConfig, num_members: int, most: int = 0) -> int:
+        """Return the size of batches: `most` members, or as many as memory allows; compile it.
+
+        Raises:
+            ValueError: if a single member does not fit on a device.
+        """
+        size = even_size(num_members, most or num_members, self.num_devices)
+        while size not in self.compiled:
+            needed, free = bytes_needed(self.get(config, size)), bytes_free(self.num_devices)
+            if not most and needed > free:
+                del self.compiled[size]
+                allowed = f"at most {free / 1e9:.2f} GB, the free memory of a device"
+                allowed = f"{allowed}. Not even one member fits"
+                one = size <= self.num_devices
+                require(not one, "memory of the program", f"{needed / 1e9:.2f} GB", allowed)
+                fewer = min(int(size * free / needed), size - self.num_devices)
+                size = even_size(num_members, fewer, self.num_devices)
+        return size
