@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "A2C", "PPO", "Algorithm", "BadNumbersError", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
-    "Player", "PolicyConfig", "PolicyState", "Population", "Rows", "TrainConfig", "TrainState", "TrainedPolicy", "Trainer",
-    "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config",
+    "Player", "PolicyConfig", "PolicyState", "Population", "Rows", "TrainConfig", "TrainState", "TrainedPolicy",
+    "Trainer", "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config",
     "load_policy", "load_run", "make_learner", "read_metrics", "record_episode", "register_algorithm",
     "register_encoder", "sample_blocks", "save_curves", "save_episode", "statistics", "traced", "trained_policy",
     "with_hypers",

@@ -17,23 +17,20 @@ import jax.numpy as jnp
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.console import Console
-from wdjax.experiments.sweep.folder import begun, read_switches
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.experiments.sweep.table import draw_curves
 from wdjax.files import make_folder_inside, write_text
-from wdjax.train import Learner, Population, TrainConfig, TrainState, read_metrics
-from wdjax.train.config.reading import read_yaml
-from wdjax.train.config.trust import require_trusted, with_own
+from wdjax.train import Learner, Population, TrainConfig, TrainState, load_config, read_metrics
+from wdjax.train.config.trust import with_own
 from wdjax.train.host.callbacks import Callback, close_callbacks, make_callbacks
 from wdjax.train.host.plots import without_picture
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.load import change_config
-from wdjax.train.state.registry import read_config
 from wdjax.train.storage.checkpoint import open_checkpoints, save
 from wdjax.train.storage.folder import read_json, require_fields, write_config
-from wdjax.train.storage.switches import KEYS, require_same_switches
+from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep
 
 Batch = tuple[Path, Population]  # members that are trained together, and their folder
 
@@ -207,12 +204,12 @@ def open_sweep(
 
     Args:
         workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks: as for `sweep`.
-        asked: content of sweep.yaml, see `begun`.
+        asked: content of sweep.yaml, see `hold_sweep`.
         configs: configurations of members; modules that they name are trusted, too.
 
     Raises:
         ValueError, TypeError: for invalid arguments, before anything is written.
-        FileExistsError, OSError: as `begun`.
+        FileExistsError, OSError: as `hold_sweep`.
     """
     require_integer("members_at_once", members_at_once, 0)
     console = Console(quiet=quiet)
@@ -223,7 +220,7 @@ def open_sweep(
         trusted = {module for config in configs for module in with_own(trust, config)}
         running = Sweep(folder, console, stop, trusted, devices, members_at_once, callbacks)
         stack.enter_context(telling(running.say))
-        stack.enter_context(begun(folder, asked, resume, running.say))
+        stack.enter_context(hold_sweep(folder, asked, resume, running.say))
         yield running
 
 
@@ -302,14 +299,7 @@ def load_member(
         ValueError: if the configuration names code of an untrusted module.
     """
     workdir = Path(workdir)
-    file = workdir / "sweep.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
-    asked = read_yaml(file)
-    require_fields(file, asked, config=dict)
-    require_trusted(str(file), asked["config"], trust)
-    base = read_config(asked["config"])
-    require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
+    base = load_config(read_sweep(workdir, trust)["config"])
     folder, content, place = find_batch(workdir, number)
     members = content["members"]
     changed = change_config(base, trust=trust, **members[place]["values"])

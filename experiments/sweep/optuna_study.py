@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from wdjax.checks import one_line
-from wdjax.experiments.sweep.folder import require_same
 from wdjax.experiments.sweep.members import Point, Range, Row, Values
 from wdjax.files import open_regular
 
+from wdjax.train.storage.sweep_folder import require_same
 from wdjax.yaml_reader import read_yaml_value
 
 SURPLUS = "surplus"  # a trial that two workers asked for at once, when one was left

@@ -32,10 +32,11 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
 from wdjax.experiments.sweep.table import best_member, last_known, point_words, write_table
+from wdjax.files import write_text
 from wdjax.train import Population, TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.load import change_config
-from wdjax.train.storage.folder import plain_config, read_json, require_fields, write_whole
+from wdjax.train.storage.folder import plain_config, read_json, require_fields
 
 
 def search(
@@ -165,7 +166,7 @@ def write_batch(folder: Path, proposed: list[tuple[int, Point]]) -> list[tuple[i
     if proposed:
         folder.mkdir(parents=True, exist_ok=True)
         content = [{"trial": number, "values": values} for number, values in proposed]
-        write_whole(folder / "batch.json", json.dumps(content) + "\n")
+        write_text(folder / "batch.json", json.dumps(content) + "\n", sync=True)
     return proposed
 
 

@@ -12,11 +12,10 @@ from rich.table import Table
 
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
 from wdjax.experiments.sweep.members import Member, Point, Row
-from wdjax.files import read_text
+from wdjax.files import write_text
+from wdjax.train import read_metrics
 
 from wdjax.train.host.plots import as_label, count_env_steps, write_figure
-from wdjax.train.storage.folder import write_whole
-from wdjax.train.storage.metrics_log import MOST_METRICS
 
 MOST_CURVES = 10  # of the best values: matplotlib has ten colours
 CAPTION = (
@@ -66,14 +65,14 @@ def write_table(workdir: Path, table: Sequence[Row]) -> None:
     writer.writeheader()
     as_json = lambda value: json.dumps(value) if isinstance(value, (dict, list, tuple)) else value  # noqa: E731
     writer.writerows({name: as_json(value) for name, value in row.items()} for row in table)
-    write_whole(workdir / "table.csv", text.getvalue())
-    write_whole(workdir / "table.jsonl", "".join(json.dumps(row) + "\n" for row in table))
+    write_text(workdir / "table.csv", text.getvalue(), sync=True)
+    lines = "".join(json.dumps(row) + "\n" for row in table)
+    write_text(workdir / "table.jsonl", lines, sync=True)
 
 
 def read_table(workdir: str | Path) -> list[Row]:
     """Read the table of the sweep in `workdir`. Raises FileNotFoundError if there is none."""
-    file = Path(workdir) / "table.jsonl"
-    return [json.loads(line) for line in read_text(file, MOST_METRICS).splitlines()]
+    return read_metrics(Path(workdir) / "table.jsonl")
 
 
 def varied_fields(members: Sequence[Member]) -> list[str]:

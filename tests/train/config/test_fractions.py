@@ -11,14 +11,14 @@ from tiny_runs import small_config
 
 from wdjax.experiments.commands.diff import fields_of
 from wdjax.experiments.commands.train import of_preset, with_flags
-from wdjax.experiments.sweep.folder import require_same
 from wdjax.experiments.sweep.members import make_members
-from wdjax.train import Trainer, load_config, make_learner
+from wdjax.train import Population, Trainer, load_config, make_learner
 from wdjax.train.config.facts import Fraction, in_env_steps
 from wdjax.train.host.progress import schedule_warnings
 from wdjax.train.load import PRESETS, change_config
 from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import dump_config, load_run_config, plain_config
+from wdjax.train.storage.sweep_folder import require_same
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -137,11 +137,11 @@ def test_a_schedule_that_ends_elsewhere_than_the_run_is_reported():
 def test_sweeps_over_schedules_and_lengths():
     points = [{RATE: HALF}, {RATE: 1e-3}]
     members = make_members(small_config(), points, [0])
-    assert rate(members[0].config) == ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
-    lengths = make_members(
-        small_config(**{RATE: HALF}), [{"total_env_steps": 128 * i} for i in (1, 2)], [0]
-    )
-    assert [rate(member.config)[-1][0] for member in lengths] == [128.0, 256.0]
+    rates = [rate(own.configs[0]) for own in Population.group([own.config for own in members])]
+    assert rates[0] == ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
+    lengths = make_members(small_config(**{RATE: HALF}), [{"total_env_steps": 128 * i} for i in (1, 2)], [0])
+    groups = Population.group([own.config for own in lengths])
+    assert [rate(own.configs[0])[-1][0] for own in groups] == [128.0, 256.0]
     forms = (HALF, [[0, 1e-3], [384, 2e-4], [768, 0]])
     asked = [{"config": plain_config(small_config(**{RATE: value}))} for value in forms]
     require_same("a sweep of wdjax 0.2.0", asked[1], asked[0])

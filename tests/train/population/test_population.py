@@ -1,4 +1,4 @@
-"""Populations: members equal their runs, and saving, selecting and interrupting change no number."""
+"""Populations: members equal their runs; saving, selecting and stopping change no number."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def states(population):
 
 @pytest.fixture(scope="module")
 def trained(population, states):
-    """Returns (states, metrics) after three updates."""
+    """Return (states, metrics) after three updates."""
     return population.run(states, 3)
 
 
@@ -246,7 +246,7 @@ def test_saved_states_continue_exactly(population, states, trained, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(population, tmp_path_factory):
-    """Returns the folder of a population that was trained without interruption."""
+    """Return the folder of a population that was trained without interruption."""
     folder = tmp_path_factory.mktemp("populations") / "whole"
     assert population.train(folder)
     return folder

@@ -6,9 +6,9 @@ import yaml
 from refusals import refusal
 from tiny_runs import small_config
 
-from wdjax.experiments.sweep.folder import SWITCHES, begun
 from wdjax.train import Trainer, load_run
 from wdjax.train.storage import switches as module
+from wdjax.train.storage.sweep_folder import SWITCHES, hold_sweep
 from wdjax.train.storage.switches import REQUIRED, require_same_switches, switch_warnings, switches
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -85,16 +85,16 @@ def test_run_without_stored_settings_resumes(run, here):
 
 def test_resuming_a_sweep_with_another_setting_raises(tmp_path, here):
     said = []
-    with begun(tmp_path, {"mode": "grid"}, False, said.append):
+    with hold_sweep(tmp_path, {"mode": "grid"}, False, said.append):
         pass
     assert yaml.safe_load((tmp_path / SWITCHES).read_text()) == switches()
     here["NVIDIA_TF32_OVERRIDE"] = "0"
-    with begun(tmp_path, {"mode": "grid"}, True, said.append):
+    with hold_sweep(tmp_path, {"mode": "grid"}, True, said.append):
         pass
     assert [words.split(" = ")[0] for words in said] == ["Warning: NVIDIA_TF32_OVERRIDE"]
     here["jax_default_prng_impl"] = "rbg"
     with pytest.raises(ValueError, match="jax_default_prng_impl = 'rbg': the sweep in"):
-        begun(tmp_path, {"mode": "grid"}, True, said.append).__enter__()
+        hold_sweep(tmp_path, {"mode": "grid"}, True, said.append).__enter__()
     (tmp_path / SWITCHES).unlink()  # as written by wdjax 0.2.0
-    with begun(tmp_path, {"mode": "grid"}, True, said.append):
+    with hold_sweep(tmp_path, {"mode": "grid"}, True, said.append):
         pass

@@ -1,0 +1,104 @@
+"""The folder of a sweep: sweep.yaml contains everything that its numbers depend on."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from wdjax.train.config.facts import in_env_steps
+from wdjax.train.config.reading import read_yaml
+from wdjax.train.config.trust import require_trusted
+from wdjax.train.state.registry import read_config
+from wdjax.train.storage.folder import (
+    SWEEP,
+    flat,
+    hold_folder,
+    make_folder,
+    plain_config,
+    require_fields,
+    write_whole,
+    writing,
+)
+from wdjax.train.storage.switches import KEYS, require_same_switches, switch_warnings, switches
+from wdjax.yaml_reader import read_yaml_value
+
+ASKED, SWITCHES = "sweep.yaml", "switches.yaml"
+
+
+@contextlib.contextmanager
+def hold_sweep(
+    workdir: Path, asked: Mapping[str, Any], resume: bool, say: Callable[[str], Any]
+) -> Iterator[None]:
+    """Write sweep.yaml, or check that it contains the same; lock the folder until the block ends.
+
+    Args:
+        workdir: folder of the sweep; created if missing.
+        asked: everything that the numbers of the sweep depend on, for YAML.
+        resume: continue the sweep in the folder.
+        say: called with a warning for every setting of jax that differs and changes rounding.
+
+    Raises:
+        FileExistsError, OSError: as `make_folder` and `hold_folder`.
+        ValueError: if the folder contains a sweep with other values or settings of jax; the message
+            contains the first difference.
+    """
+    file = workdir / ASKED
+    if make_folder(workdir, SWEEP, resume) and file.exists():
+        require_same(f"the sweep in {workdir}", read_yaml(file), asked)
+        stored = read_switches(workdir)
+        require_same_switches(stored, f"the sweep in {workdir}")
+        for warning in switch_warnings(stored):
+            say(warning)
+    else:
+        with writing(workdir):
+            write_whole(file, yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True))
+    with hold_folder(workdir, SWEEP):
+        if not (workdir / SWITCHES).exists():
+            write_whole(workdir / SWITCHES, yaml.safe_dump(switches(), sort_keys=False))
+        yield
+
+
+def read_sweep(workdir: Path, trust: Collection[str]) -> dict[str, Any]:
+    """Return the content of sweep.yaml, if this process can read the sweep's checkpoints.
+
+    Raises:
+        FileNotFoundError: if the folder contains no sweep.
+        ValueError: if the configuration names code of an untrusted module, the file is damaged, or
+            jax uses another form of keys.
+    """
+    file = workdir / ASKED
+    if not file.is_file():
+        raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
+    asked = read_yaml(file)
+    require_fields(file, asked, config=dict)
+    require_trusted(str(file), asked["config"], trust)
+    require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
+    return asked
+
+
+def read_switches(workdir: Path) -> Any:
+    """Return the settings of jax at the start of a sweep, None for a sweep of wdjax 0.2.0."""
+    return read_yaml_value(workdir / SWITCHES) if (workdir / SWITCHES).is_file() else None
+
+
+def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a sweep.yaml with the defaults of newer fields, schedules in env steps.
+
+    Code that the configuration names is not imported.
+    """
+    if not isinstance(values.get("config"), Mapping):
+        return dict(values)
+    config = read_config(values["config"], imports=False)
+    return {**values, "config": plain_config(in_env_steps(config, config.total_env_steps))}
+
+
+def require_same(what: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise ValueError, with the first difference, if `what` was started with other values."""
+    plain = read_yaml_value(yaml.safe_dump(dict(asked)))
+    old, new = flat(with_new_fields(stored)), flat(with_new_fields(plain))
+    for name in [*old, *(name for name in new if name not in old)]:
+        if old.get(name) != new.get(name):
+            words = f"{what} was started with {old.get(name)!r}"
+            raise ValueError(f"{name} = {new.get(name)!r}: {words}")
