@@ -169,8 +169,8 @@ class Sweep:
 
         Args:
             number: number of the member.
-            rows: of the chunks of all members.
-            score: of the member.
+            rows: all rows of the sweep.
+            score: score of the member.
             words: description of the member.
             changes: fields that changed during training, with their last values.
         """

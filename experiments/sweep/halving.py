@@ -49,8 +49,8 @@ def train_trials(
 
     Args:
         running: the sweep.
-        folder: of the batch.
-        members: of all trials of the batch.
+        folder: folder of the batch.
+        members: members of all trials.
         halving: None: train all trials to the end.
         metric: score of a member.
         known: populations whose programs are used again; new ones are added.

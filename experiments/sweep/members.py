@@ -1,4 +1,4 @@
-"""What a sweep runs: values of fields, their combinations, and the members that fit into one program."""
+"""The members of a sweep: values of fields, their combinations and seeds."""
 
 import dataclasses
 import itertools
@@ -17,12 +17,12 @@ from wdjax.yaml_reader import read_yaml_value
 
 _RANGE = re.compile(r"(log|uniform|int):([^:]+):([^:]+)")
 
-MOST_SEEDS = 100_000  # of far more, the list of members alone fills the memory
+MOST_SEEDS = 100_000  # the list of members of far more would not fit into memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers to draw from: "uniform:0.9:0.999", "log:1e-4:1e-2" (uniform in the logarithm) or "int:1:8"."""
+    """Numbers to sample: "uniform:0.9:0.999", "log:1e-4:1e-2" (uniform logarithm), "int:1:8"."""
 
     kind: Literal["log", "uniform", "int"]
     low: float
@@ -42,78 +42,103 @@ class Member:
     """One run of a sweep."""
 
     number: int
-    point: int  # number of the values that it shares with other seeds
+    point: int  # number of the combination of values, shared with other seeds
     values: Point
-    config: TrainConfig  # of the run alone, seed included
+    config: TrainConfig  # with its seed
 
 
 def as_config(config: TrainConfig | str | Path) -> TrainConfig:
-    """Returns a configuration, or that of a preset or YAML file."""
+    """Return a configuration, loaded if it is a preset or YAML file."""
     return config if isinstance(config, TrainConfig) else load_config(config)
 
 
 def varying(settings: Mapping[str, Values]) -> list[str]:
-    """Return the fields with several values or a range. Raises ValueError if there is none."""
-    names = [name for name, values in settings.items() if isinstance(values, Range) or len(values) > 1]
-    words = "several values or a range of at least one field. Use --set FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH"
-    require(names, "values", dict(settings), words)
+    """Return the fields with several values or a range. Raise ValueError if there is none."""
+    names = [name for name, own in settings.items() if isinstance(own, Range) or len(own) > 1]
+    require(
+        names,
+        "values",
+        dict(settings),
+        "several values or a range of at least one field. "
+        "Use --set FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH",
+    )
     return names
 
 
+def plain_values(settings: Mapping[str, Values]) -> dict[str, Any]:
+    """Return field -> list of values, or text of a range, for YAML."""
+    return {name: own if isinstance(own, list) else str(own) for name, own in settings.items()}
+
+
 def parse_settings(settings: Iterable[str]) -> dict[str, Values]:
-    """Returns field -> values of "field=value,value" and "field=log:1e-4:1e-2", each value as YAML reads it.
+    """Return field -> values of texts "field=value,value" or "field=log:1e-4:1e-2".
+
+    Values are read as YAML.
 
     Raises:
-        ValueError: for text of another form, and for a field that stands twice.
+        ValueError: if a text has another form, or a field is repeated.
     """
     parsed: dict[str, Values] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
-        require(name and equals and text, "--set", setting, "FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH")
+        complete = name and equals and text
+        require(complete, "--set", setting, "FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH")
         require(name not in parsed, "--set", setting, f"given once for {name}")
-        parsed[name] = parse_values(name, text if _RANGE.fullmatch(text) else _yaml_list(name, text))
+        parsed[name] = parse_values(name, text if _RANGE.fullmatch(text) else yaml_list(name, text))
     return parsed
 
 
 def parse_point(settings: Iterable[str]) -> Point:
-    """Returns field -> value of "field=value" words."""
+    """Return field -> value of texts "field=value"."""
     values = parse_settings(settings)
     for name, several in values.items():
         single = isinstance(several, list) and len(several) == 1
-        require(single, f"--point {name}", several, "one value. Use --set FIELD=VALUE,VALUE for several")
+        require(
+            single, f"--point {name}", several, "one value. Use --set FIELD=VALUE,VALUE for several"
+        )
     return {name: several[0] for name, several in values.items()}
 
 
 def read_settings(file: Path) -> tuple[dict[str, Values], list[Point]]:
-    """Returns (field -> values, points) of a YAML file: a mapping of fields to lists, or a list of points.
+    """Return (field -> values, points) of a YAML file.
+
+    The file contains a mapping of fields to lists, or a list of points.
 
     Raises:
         ValueError, FileNotFoundError: naming the file.
     """
     content = read_yaml_value(file)
     if isinstance(content, Mapping):
-        return {str(name): parse_values(str(name), values) for name, values in content.items()}, []
+        return {str(name): parse_values(str(name), own) for name, own in content.items()}, []
     if isinstance(content, list) and all(isinstance(point, Mapping) for point in content):
         return {}, [{str(name): value for name, value in point.items()} for point in content]
-    raise ValueError(f"{file}: must contain FIELD: [VALUE, VALUE], or a list of points, each FIELD: VALUE")
+    raise ValueError(
+        f"{file}: must contain FIELD: [VALUE, VALUE], or a list of points, each FIELD: VALUE"
+    )
 
 
 def parse_values(name: str, values: Any) -> Values:
-    """Returns the values of a field as a list, or a Range of its text; raises ValueError for none, or one twice."""
+    """Return the values of a field as a list, or as the Range of a text.
+
+    Raises:
+        ValueError: for no value, or a repeated one.
+    """
     if isinstance(values, Range):
         return values
     if isinstance(values, str):
-        return _parse_range(name, values)
-    if not isinstance(values, (list, tuple, np.ndarray, jax.Array)):
+        return parse_range(name, values)
+    if isinstance(values, np.ndarray | jax.Array):
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
         return [values]
-    values = values.tolist() if isinstance(values, (np.ndarray, jax.Array)) else list(values)
     require(len(values) > 0, name, values, "at least one value")
-    twice = [value for i, value in enumerate(values) if value in values[:i]]
-    require(not twice, name, values, "different values")
-    return values
+    repeated = [value for i, value in enumerate(values) if value in values[:i]]
+    require(not repeated, name, values, "different values")
+    return list(values)
 
 
-def _parse_range(name: str, text: str) -> Values:
+def parse_range(name: str, text: str) -> Values:
+    """Return the Range of a text, or a list with the text if it has another form."""
     match = _RANGE.fullmatch(text)
     if match is None:
         return [text]
@@ -122,12 +147,14 @@ def _parse_range(name: str, text: str) -> Values:
         low, high = map(int if kind == "int" else float, bounds)
     except ValueError:
         raise ValueError(f"{name} = {text!r}: must be {kind}:LOW:HIGH with two numbers") from None
-    require(low < high and np.isfinite([low, high]).all(), name, text, "finite, with LOW below HIGH")
+    finite = low < high and np.isfinite([low, high]).all()
+    require(finite, name, text, "finite, with LOW below HIGH")
     require(kind != "log" or low > 0, name, text, "above 0 for log")
     return Range(kind, low, high)
 
 
-def _yaml_list(name: str, text: str) -> list:
+def yaml_list(name: str, text: str) -> list:
+    """Return the values of a text, separated by commas."""
     try:
         return read_yaml_value(f"[{text}]")
     except ValueError:
@@ -135,50 +162,71 @@ def _yaml_list(name: str, text: str) -> list:
 
 
 def make_points(settings: Mapping[str, Values], points: Sequence[Point] = ()) -> list[Point]:
-    """Returns every combination of values with every point.
+    """Return every combination of values with every point.
 
     Raises:
-        ValueError: for a Range, a field in both, and points that name different fields.
+        ValueError: for a Range, a field in both, or points with different fields.
     """
     for name, values in settings.items():
         listed = isinstance(values, list)
         require(listed, name, str(values), "a list of values. Ranges need --search or --pbt")
-        require(not any(name in point for point in points), name, values, "in the points or in the values, not in both")
+        require(
+            not any(name in point for point in points),
+            name,
+            values,
+            "in the points or in the values, not in both",
+        )
     for point in points:
-        require(point.keys() == points[0].keys(), "fields of a point", sorted(point), f"{sorted(points[0])}, as others")
-    grid = [dict(zip(settings, combination, strict=True)) for combination in itertools.product(*settings.values())]
+        require(
+            point.keys() == points[0].keys(),
+            "fields of a point",
+            sorted(point),
+            f"{sorted(points[0])}, as others",
+        )
+    grid = [
+        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
+    ]
     combined = [{**point, **values} for point in points or [{}] for values in grid]
-    twice = [point for i, point in enumerate(combined) if point in combined[:i]]
-    require(not twice, "points", twice[:1], "different from each other")
+    repeated = [point for i, point in enumerate(combined) if point in combined[:i]]
+    require(not repeated, "points", repeated[:1], "different from each other")
     return combined
 
 
 def make_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
-    """Returns so many seeds from `first` on, or those that are given.
+    """Return the given seeds, or this number of seeds counted up from `first`.
 
     Raises:
-        TypeError, ValueError: where they are no seeds.
+        TypeError, ValueError: for invalid seeds.
     """
     if isinstance(seeds, Sequence) and not isinstance(seeds, str):
         for seed in seeds:
             require_integer("seeds", seed, 0)
-        require(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "at least one seed, without duplicates")
+        unique = len(set(seeds)) == len(seeds) > 0
+        require(unique, "seeds", seeds, "at least one seed, without duplicates")
         return list(seeds)
     require_integer("seeds", seeds, 1, MOST_SEEDS)
     return list(range(first, first + seeds))
 
 
-def make_members(config: TrainConfig, points: Sequence[Point], seeds: Sequence[int]) -> list[Member]:
-    """Returns a member for every seed of every point, point by point; raises as `load_config` does."""
-    for name in ("seed", "devices"):
+def make_members(
+    config: TrainConfig, points: Sequence[Point], seeds: Sequence[int]
+) -> list[Member]:
+    """Return a member for every seed of every point, point by point.
+
+    Raises:
+        ValueError, TypeError: as `load_config`, and for a swept seed or number of devices.
+    """
+    for name, option in (("seed", "--seeds"), ("devices", "--devices")):
         used = any(name in point for point in points)
-        require(not used, "swept field", name, f"an option of the sweep, --{'seeds' if name == 'seed' else name}")
+        require(not used, "swept field", name, f"an option of the sweep, {option}")
+    for seed in seeds:
+        require(seed < 2**32, "seed", seed, "below 2**32")
     members: list[Member] = []
     for number, point in enumerate(points):
         own = dataclasses.replace(change_config(config, **point), devices=1)
         for seed in seeds:
-            require(seed < 2**32, "seed", seed, "below 2**32")
-            members.append(Member(len(members), number, point, dataclasses.replace(own, seed=int(seed))))
+            seeded = dataclasses.replace(own, seed=int(seed))
+            members.append(Member(len(members), number, point, seeded))
     return members
 
 

@@ -1,4 +1,4 @@
-"""A study of Optuna: what trials there are, what they may choose from, and how they ended."""
+"""A study of Optuna: its trials, their distributions, and their results."""
 
 import dataclasses
 import json
@@ -12,66 +12,73 @@ import yaml
 from wdjax.checks import one_line
 from wdjax.experiments.sweep.members import Point, Range, Row, Values
 from wdjax.files import open_regular
-
 from wdjax.train.storage.sweep_folder import require_same
 from wdjax.yaml_reader import read_yaml_value
 
-SURPLUS = "surplus"  # a trial that two workers asked for at once, when one was left
-OWNER = "workdir"  # of the worker that has a trial
+SURPLUS = "surplus"  # attribute of a trial beyond the last one, which two workers asked for
+OWNER = "workdir"  # attribute: folder of the worker that trains a trial
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """How a trial ended."""
+    """Result of a trial."""
 
     number: int
-    score: float | None  # None: no episode ended in it, or it ended with bad numbers
+    score: float | None  # None: no episode ended, or bad numbers
     pruned: bool
     reached: tuple[tuple[int, float], ...]  # (env steps, score) after each rung
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Study:
-    """A study in its storage, as one worker sees it."""
+    """A study in its storage, for one worker."""
 
     study: Any  # optuna.Study
     storage: Any
     settings: Mapping[str, Values]
-    seed: int  # of what the sampler draws
-    owner: str  # this worker's folder
-    shared: bool
+    seed: int  # sampler seed
+    owner: str  # folder of this worker
+    shared: bool  # with other workers
 
     def ask(self, batch: int, trials: int, held: Sequence[int]) -> list[tuple[int, Point]]:
-        """Returns (number, values) of the next trials: `batch`, or as many as the study has left of `trials`.
+        """Return (number, values) of the next trials: `batch`, or the rest of `trials`.
 
-        First those that this worker had asked for when it was killed, and that are in none of its batches (`held`).
+        Trials that a killed worker asked for, and that are in none of its batches, come first.
+
+        Args:
+            batch: number of trials.
+            trials: number of trials of the whole study.
+            held: trials in the batches of this worker.
         """
         import optuna
 
         asked = self._orphans(held)[:batch]
         while len(asked) < batch:
-            counted = [trial for trial in self.study.get_trials(deepcopy=False) if SURPLUS not in trial.user_attrs]
-            if len(counted) >= trials:
+            count = len(self._trials())
+            if count >= trials:
                 break
-            # a sampler of its own for every trial: a search that is resumed proposes what it would have proposed
-            self.study.sampler = optuna.samplers.TPESampler(seed=(self.seed + len(counted)) % 2**32)
+            # a new sampler for every trial, so that a resumed search proposes the same
+            self.study.sampler = optuna.samplers.TPESampler(seed=(self.seed + count) % 2**32)
             trial = self.study.ask(distributions(self.settings))
             trial.set_user_attr(OWNER, self.owner)
-            before = [other for other in self.study.get_trials(deepcopy=False) if other.number < trial.number]
-            if sum(SURPLUS not in other.user_attrs for other in before) >= trials:
+            if sum(other.number < trial.number for other in self._trials()) >= trials:
                 trial.set_user_attr(SURPLUS, True)
                 self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
                 break
             asked.append(trial)
         return [(trial.number, point_of(self.settings, trial.params)) for trial in asked]
 
-    def _orphans(self, held: Sequence[int]) -> list[Any]:
+    def _trials(self) -> list[Any]:
         trials = self.study.get_trials(deepcopy=False)
-        mine = [trial for trial in trials if not self.shared or trial.user_attrs.get(OWNER) == self.owner]
-        return [trial for trial in mine if not trial.state.is_finished() and trial.number not in held]
+        return [trial for trial in trials if SURPLUS not in trial.user_attrs]
+
+    def _orphans(self, held: Sequence[int]) -> list[Any]:
+        going = [trial for trial in self._trials() if not trial.state.is_finished()]
+        own = lambda trial: not self.shared or trial.user_attrs.get(OWNER) == self.owner  # noqa: E731
+        return [trial for trial in going if own(trial) and trial.number not in held]
 
     def tell(self, trial: Trial) -> None:
-        """Says how a trial ended; nothing where that is known already."""
+        """Store the result of a trial, unless it has one."""
         from optuna.trial import TrialState
 
         if self.study.get_trials(deepcopy=False)[trial.number].state.is_finished():
@@ -81,65 +88,77 @@ class Study:
         for env_steps, score in trial.reached:
             self.storage.set_trial_intermediate_value(trial_id, env_steps, score)
         if trial.pruned or trial.score is None:
-            self.study.tell(trial.number, state=TrialState.PRUNED if trial.pruned else TrialState.FAIL)
+            state = TrialState.PRUNED if trial.pruned else TrialState.FAIL
+            self.study.tell(trial.number, state=state)
         else:
             self.study.tell(trial.number, trial.score)
 
     def table(self) -> list[Row]:
-        """Returns a row for every trial of the study, whoever has it."""
+        """Return a row for every trial of the study, from all workers."""
         rows = []
-        for trial in self.study.get_trials(deepcopy=False):
-            if SURPLUS not in trial.user_attrs:
-                end = {"score": trial.value, "state": trial.state.name.lower(), "env_steps": trial.last_step}
-                owner = {OWNER: trial.user_attrs.get(OWNER)} if self.shared else {}
-                rows.append({"trial": trial.number, **point_of(self.settings, trial.params), **end, **owner})
+        for trial in self._trials():
+            row = {"trial": trial.number, **point_of(self.settings, trial.params)}
+            row |= {"score": trial.value, "state": trial.state.name.lower()}
+            row |= {"env_steps": trial.last_step}
+            rows.append(row | ({OWNER: trial.user_attrs.get(OWNER)} if self.shared else {}))
         return rows
 
 
 def require_optuna() -> None:
-    """Raises ImportError, saying what to install, where there is no Optuna."""
+    """Raise ImportError, with the package to install, without Optuna."""
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise ImportError('a search needs Optuna. Run pip install "wdjax[search]" (or pip install optuna)') from None
+        raise ImportError(
+            'a search needs Optuna. Run pip install "wdjax[search]" (or pip install optuna)'
+        ) from None
 
 
 def open_study(
-    storage: str | None, name: str, workdir: Path, settings: Mapping[str, Values], question: Mapping[str, Any],
+    storage: str | None,
+    name: str,
+    workdir: Path,
+    settings: Mapping[str, Values],
+    question: Mapping[str, Any],
     seed: int,
-) -> Study:  # fmt: skip
-    """Opens a study, or creates it where there is none.
+) -> Study:
+    """Open a study, or create it.
 
     Args:
-        storage: a journal file or the URL of a database, shared with other workers; None: optuna.log in `workdir`.
-        question: all that decides what a trial's score is.
-        seed: of the configuration.
+        storage: a journal file or a database URL, shared with other workers; None: optuna.log in
+            `workdir`.
+        name: name of the study.
+        workdir: folder of this worker.
+        settings: field -> values.
+        question: everything that the score of a trial depends on.
+        seed: seed of the configuration.
 
     Raises:
-        ValueError: for a storage that cannot be opened, or that holds a study of this name about something else.
+        ValueError: if the storage cannot be opened, or the study has another question.
     """
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of every study that it creates
-    place = storage or str(workdir / "optuna.log")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    place, owner = storage or str(workdir / "optuna.log"), str(workdir.absolute())
     try:
         if storage is None:
-            open_regular(place, "ab").close()  # no link, which Optuna would write through
+            open_regular(place, "ab").close()  # Optuna would write through a link
         opened = open_storage(place)
-        study = optuna.create_study(storage=opened, study_name=name, direction="maximize", load_if_exists=True)
+        study = optuna.create_study(
+            storage=opened, study_name=name, direction="maximize", load_if_exists=True
+        )
         if "question" not in study.user_attrs:
             study.set_user_attr("question", yaml.safe_dump(dict(question), sort_keys=False))
-        begun = read_yaml_value(study.user_attrs["question"])
-    except Exception as error:  # databases and their drivers have errors of their own
+        stored = read_yaml_value(study.user_attrs["question"])
+    except Exception as error:  # databases and their drivers raise errors of any type
         raise ValueError(f"storage = {place!r}: {one_line(error)}") from error
-    require_same(f"the study {name!r} in {place}", begun, question)
-    owner = str(workdir.absolute())
-    own_seed = seed + (zlib.crc32(owner.encode()) if storage else 0)  # no two workers must propose the same
-    return Study(study, opened, settings, own_seed, owner, storage is not None)
+    require_same(f"the study {name!r} in {place}", stored, question)
+    seed += zlib.crc32(owner.encode()) if storage else 0  # workers propose different values
+    return Study(study, opened, settings, seed, owner, storage is not None)
 
 
 def open_storage(place: str) -> Any:
-    """Returns Optuna's storage of a database's URL, or of a journal file."""
+    """Return Optuna's storage of a database URL or a journal file."""
     import optuna
     from optuna.storages import journal
 
@@ -150,30 +169,32 @@ def open_storage(place: str) -> Any:
 
 
 def distributions(settings: Mapping[str, Values]) -> dict[str, Any]:
-    """Returns Optuna's distribution of every field that has more than one value."""
-    import optuna
+    """Return Optuna's distribution of every field with several values or a range."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     found: dict[str, Any] = {}
-    for name, values in settings.items():
-        if isinstance(values, Range) and values.kind == "int":
-            found[name] = optuna.distributions.IntDistribution(int(values.low), int(values.high))
-        elif isinstance(values, Range):
-            found[name] = optuna.distributions.FloatDistribution(values.low, values.high, log=values.kind == "log")
-        elif len(values) > 1:
-            found[name] = optuna.distributions.CategoricalDistribution([choice(value) for value in values])
+    for name, own in settings.items():
+        if isinstance(own, Range) and own.kind == "int":
+            found[name] = IntDistribution(int(own.low), int(own.high))
+        elif isinstance(own, Range):
+            found[name] = FloatDistribution(own.low, own.high, log=own.kind == "log")
+        elif len(own) > 1:
+            found[name] = CategoricalDistribution([choice(value) for value in own])
     return found
 
 
 def choice(value: Any) -> Any:
-    """Returns a value as Optuna stores it among others: lists and mappings as JSON."""
-    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value
+    """Return a value as Optuna stores it as a choice: lists and mappings as JSON."""
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else value
 
 
 def point_of(settings: Mapping[str, Values], chosen: Mapping[str, Any]) -> Point:
-    """Returns the values of a trial from what Optuna chose; a field that has only one value has that."""
+    """Return the values of a trial from Optuna's choices, with the fields of a single value."""
     point = {}
     for name, values in settings.items():
-        listed = isinstance(values, list)
-        own = chosen.get(name, choice(values[0]) if listed and len(values) == 1 else None)
-        point[name] = next((value for value in values if choice(value) == own), own) if listed else own
+        if isinstance(values, Range):
+            point[name] = chosen.get(name)
+            continue
+        stored = chosen.get(name, choice(values[0]) if len(values) == 1 else None)
+        point[name] = next((value for value in values if choice(value) == stored), stored)
     return point

@@ -175,7 +175,7 @@ def test_ddpg_shares_what_is_traced():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"policies.agent.learning_rat": [1.0]}, "unknown field policies.agent.learning_rat: did you mean 'learning"),
+        ({"policies.agent.learning_rat": [1.0]}, "learning_rat of a policy that learns by PPO: did you mean"),
         ({RATE: [1e-3, -1.0]}, "policies.agent.learning_rate = -1.0: must be finite and at least 0"),
         ({RATE: ["fast"]}, "policies.agent.learning_rate = 'fast': must be a number"),
         ({"env_params.lenght": [1.0]}, "unknown parameter of CartPole 'lenght': did you mean 'length'?"),

@@ -94,7 +94,7 @@ class Population:
 
     Raises:
         ValueError: if members differ in a static field, if the devices cannot share the members
-            equally, or if a configuration is invalid. Nothing is compiled before.
+            equally, or if a configuration is invalid; raised before anything is compiled.
         TypeError: if `configs` is not a sequence of TrainConfig.
     """
 
@@ -112,7 +112,7 @@ class Population:
         (static, _), *others = group_by_program(configs)
         if others:
             raise ValueError(difference(static, *others[0]))
-        self.configs = configs  # of the members, with schedules in env steps
+        self.configs = configs  # one per member, with schedules in env steps
         self.members = describe_members(configs, members)
         self.size = len(configs)  # members in the program; the last of `configs` fills the rest
         self.programs = Programs.make(static, configs[0], number, trust)
@@ -191,7 +191,7 @@ class Population:
         return self.programs.abstract(self.configs[0], self.size)
 
     def init(self) -> TrainState:
-        """Return the first states, leaves [members, ...]: of each member as in its own run."""
+        """Return the first states, leaves [members, ...], equal to `Learner.init` of each member."""
         rest = self.configs[-1:] * (self.size - len(self.configs))
         return self.programs.start([*self.configs, *rest])
 
@@ -203,7 +203,7 @@ class Population:
             num_updates: number of updates, at least 1.
 
         Returns:
-            (states, metrics): metrics are those of `Learner.run`, name -> [members, num_updates].
+            (states, metrics): as `Learner.run`; metrics are name -> [members, num_updates].
 
         Raises:
             ValueError, TypeError: if the number of states or updates is wrong.

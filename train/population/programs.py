@@ -188,7 +188,7 @@ class Programs:
     def make(
         cls, static: Any, config: TrainConfig, num_devices: int, trust: Collection[str] = ()
     ) -> "Programs":
-        """Return the programs of configurations like this one; nothing is compiled yet.
+        """Return the programs of configurations like this one, without compiling them.
 
         Raises:
             ValueError: for a metric in `stop_at` that no update reports, with the closest name.
