@@ -1,4 +1,4 @@
-"""wdjax sweep: its arguments, and which kind of sweep they ask for."""
+"""The command wdjax sweep: its arguments and the kinds of sweeps."""
 
 import dataclasses
 import inspect
@@ -96,7 +96,7 @@ class SweepArguments:
     """With --pbt: each hyperparameter of a copy is multiplied by one of these two factors, chosen at random."""
 
 
-# option -> the mode that it belongs to; and what else stands in a topic of --help
+# option -> its mode; options of the topic `more` of --help
 _OWN = {
     "batch": "search", "halving": "search", "rungs": "search", "storage": "search", "study": "search",
     "pbt_every_updates": "pbt", "pbt_every": "pbt", "pbt_fraction": "pbt", "pbt_factors": "pbt",
@@ -105,22 +105,21 @@ _MORE = ("point", "file", "metric", "members_at_once", "devices", "trust", "call
 
 
 def help_text(topic: str) -> str:
-    """Returns the help of wdjax sweep: a screen; with a topic its flags."""
-    panels: dict[str, list[str]] = {"sweep": [], "more": [], "search": [], "pbt": []}
+    """Return the help of wdjax sweep: a screen, or the flags of a topic."""
     topics = {**dict.fromkeys(_MORE, "more"), **_OWN}
-    for flag in itertools.chain.from_iterable(
-        panels_by_tyro(SweepArguments, "wdjax sweep PRESET").values()
-    ):
+    panels: dict[str, list[str]] = {"sweep": [], "more": [], "search": [], "pbt": []}
+    by_tyro = panels_by_tyro(SweepArguments, "wdjax sweep PRESET")
+    for flag in itertools.chain.from_iterable(by_tyro.values()):
         name = flag.split()[0].strip("-,").replace("-", "_")
         panels[topics.get(name, "sweep")].append(flag)
     if topic:
         return of_topic(panels, topic)
-    of = lambda topic: ", ".join(flag.split()[0].strip(",") for flag in panels[topic])  # noqa: E731
-    return "\n".join([
-        "usage: wdjax sweep PRESET [--FLAG VALUE ...]", "", inspect.cleandoc(SweepArguments.__doc__ or ""), "",
-        *panels["sweep"], "", "topics: wdjax sweep --help TOPIC",
-        *(f"  {topic:8s}{of(topic)}" for topic in ("more", "search", "pbt")), "  all     every flag",
-    ])  # fmt: skip
+    names = {topic: [flag.split()[0].strip(",") for flag in own] for topic, own in panels.items()}
+    usage = "usage: wdjax sweep PRESET [--FLAG VALUE ...]"
+    topics = [f"  {topic:8s}{', '.join(names[topic])}" for topic in ("more", "search", "pbt")]
+    text = [usage, "", inspect.cleandoc(SweepArguments.__doc__ or ""), "", *panels["sweep"]]
+    head = ["", "topics: wdjax sweep --help TOPIC"]
+    return "\n".join([*text, *head, *topics, "  all     every flag"])
 
 
 def sweep(arguments: list[str]) -> None:
@@ -146,54 +145,28 @@ def sweep(arguments: list[str]) -> None:
 
 
 def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> None:
-    """Runs the sweep that arguments ask for, until it is done or `stop` is set.
+    """Run the sweep of these arguments until it is complete or `stop` is set.
 
     Raises:
         ValueError, TypeError, OSError, ImportError: in one sentence, before anything runs.
     """
-    require(arguments.search >= 0, "--search", arguments.search, "at least 0 (0: no search)")
-    require(
-        not (arguments.search and arguments.pbt), "--pbt", arguments.pbt, "omitted with --search"
-    )
-    require_own_options(arguments)
+    require_options(arguments)
     config = load_config(preset, trust=arguments.trust)
     settings, points = collect(arguments)
+    mode = "--search" if arguments.search else "--pbt" if arguments.pbt else ""
+    allowed = f"omitted with {mode}. Use --set FIELD=VALUES"
+    require(not (mode and points), "--point", points[:1], allowed)
     common = {
-        "workdir": arguments.workdir, "metric": arguments.metric or None, "devices": arguments.devices,
-        "resume": arguments.resume, "quiet": False, "stop": stop, "trust": arguments.trust,
+        "workdir": arguments.workdir,
+        "metric": arguments.metric or None,
+        "devices": arguments.devices,
+        "resume": arguments.resume,
+        "quiet": False,
+        "stop": stop,
+        "trust": arguments.trust,
         "callbacks": arguments.callbacks,
-    }  # fmt: skip
-    if not (arguments.search or arguments.pbt):
-        kinds.sweep(
-            config,
-            settings,
-            arguments.seeds,
-            points,
-            members_at_once=arguments.members_at_once,
-            **common,
-        )
-        return
-    mode = "--search" if arguments.search else "--pbt"
-    require(not points, "--point", points[:1], f"omitted with {mode}. Use --set FIELD=VALUES")
+    }
     if arguments.pbt:
-        require(
-            arguments.pbt >= 2,
-            "--pbt",
-            arguments.pbt,
-            "at least 2 members (0: no population-based training)",
-        )
-        require(
-            arguments.seeds == 1,
-            "--seeds",
-            arguments.seeds,
-            "1 with --pbt: every member has a different seed",
-        )
-        require(
-            not arguments.members_at_once,
-            "--members-at-once",
-            arguments.members_at_once,
-            "omitted with --pbt",
-        )
         selection = Selection(
             arguments.pbt_every,
             arguments.pbt_fraction,
@@ -202,32 +175,49 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         )
         kinds.evolve(config, settings, arguments.pbt, selection, **common)
         return
+    common["members_at_once"] = arguments.members_at_once
+    if not arguments.search:
+        kinds.sweep(config, settings, arguments.seeds, points, **common)
+        return
     halving = Halving(arguments.halving, arguments.rungs) if arguments.halving else None
     kinds.search(
-        config, settings, arguments.search, arguments.seeds, arguments.batch, halving,
-        storage=arguments.storage or None, study=arguments.study, members_at_once=arguments.members_at_once, **common,
-    )  # fmt: skip
+        config,
+        settings,
+        arguments.search,
+        arguments.seeds,
+        arguments.batch,
+        halving,
+        storage=arguments.storage or None,
+        study=arguments.study,
+        **common,
+    )
 
 
-def require_own_options(arguments: SweepArguments) -> None:
-    """Raises ValueError for an option of another mode: it would be silently ignored."""
-    for field in dataclasses.fields(arguments):
-        mode, value = _OWN.get(field.name), getattr(arguments, field.name)
-        if mode and not getattr(arguments, mode):
-            require(
-                value == field.default,
-                f"--{field.name.replace('_', '-')}",
-                value,
-                f"omitted without --{mode}",
-            )
+def require_options(arguments: SweepArguments) -> None:
+    """Raise ValueError for an option that does not fit the others and would be ignored."""
+    search, pbt = arguments.search, arguments.pbt
+    rules = [
+        ("search", search >= 0, "at least 0 (0: no search)"),
+        ("pbt", not (search and pbt), "omitted with --search"),
+        ("pbt", not pbt or pbt >= 2, "at least 2 members (0: no population-based training)"),
+        (
+            "seeds",
+            not pbt or arguments.seeds == 1,
+            "1 with --pbt: every member has a different seed",
+        ),
+        ("members_at_once", not (pbt and arguments.members_at_once), "omitted with --pbt"),
+    ]
+    for name, mode in _OWN.items():
+        unset = getattr(arguments, name) == getattr(SweepArguments, name)
+        rules.append((name, unset or getattr(arguments, mode), f"omitted without --{mode}"))
+    for name, fits, allowed in rules:
+        require(fits, f"--{name.replace('_', '-')}", getattr(arguments, name), allowed)
 
 
 def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:
-    """Returns (field -> values, points) of the command line and of --file."""
-    settings, points = (
-        parse_settings(arguments.set),
-        [parse_point(words) for words in arguments.point],
-    )
+    """Return (field -> values, points) of the command line and of --file."""
+    settings = parse_settings(arguments.set)
+    points = [parse_point(words) for words in arguments.point]
     if arguments.file is not None:
         if not arguments.file.is_file():
             raise FileNotFoundError(f"--file {arguments.file}: no such file")
