@@ -51,7 +51,9 @@ def measure(config: TrainConfig, budget: int) -> Trial:
     try:
         learner = make_learner(config)
         program, _ = compile_chunk(learner, abstract_state(learner.setup), room(config))
-        shared = learner.setup.num_devices if jax.default_backend() == "cpu" else 1  # a CPU's devices share its memory
+        shared = (
+            learner.setup.num_devices if jax.default_backend() == "cpu" else 1
+        )  # a CPU's devices share its memory
         trial = dataclasses.replace(trial, memory=shared * bytes_needed(program))
         if trial.memory > budget:
             words = f"not run: needs {in_words(trial.memory)}, {in_words(budget)} available"
@@ -94,7 +96,12 @@ def auto_scale(
     Raises:
         ValueError: where nothing fits, and for a run of several processes, whose clocks would differ.
     """
-    require(jax.process_count() == 1, "--auto-scale", True, "omitted in multi-process runs. Set --num-envs instead")
+    require(
+        jax.process_count() == 1,
+        "--auto-scale",
+        True,
+        "omitted in multi-process runs. Set --num-envs instead",
+    )
     budget = bytes_free() if budget is None else budget
     trials: list[Trial] = []
     for field in ("num_envs", "rollout_length")[: 1 + rollout]:
@@ -108,7 +115,9 @@ def auto_scale(
     return config, trials
 
 
-def search(config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]) -> list[Trial]:
+def search(
+    config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]
+) -> list[Trial]:
     """Tries a field of a configuration as it is, then doubled, or halved where that does not fit."""
     size, tried = getattr(config, field), [attempt(config, budget)]
     while tried[-1].env_steps_per_second is None and size % 2 == 0:

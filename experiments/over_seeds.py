@@ -39,7 +39,9 @@ def bootstrap_interval(scores: np.ndarray) -> tuple[float, float]:
     random = np.random.default_rng(0)
     drawn = scores[random.integers(len(scores), size=(DRAWS, len(scores)))]
     ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    low, high = np.quantile(interquartile_mean(drawn), ends, method="inverted_cdf")  # not between infinity and a number
+    low, high = np.quantile(
+        interquartile_mean(drawn), ends, method="inverted_cdf"
+    )  # not between infinity and a number
     return float(low), float(high)
 
 

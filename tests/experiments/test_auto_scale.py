@@ -6,7 +6,14 @@ import jax
 import pytest
 
 from wdjax.experiments import auto_scale as module
-from wdjax.experiments.auto_scale import Trial, auto_scale, in_words, measure, trial_table, what_changes
+from wdjax.experiments.auto_scale import (
+    Trial,
+    auto_scale,
+    in_words,
+    measure,
+    trial_table,
+    what_changes,
+)
 from wdjax.experiments.cli import main
 from wdjax.train import Trainer, load_config
 from wdjax.train.devices.memory import bytes_free, host_memory
@@ -27,7 +34,12 @@ def replay(speeds):
         size = (config.num_envs, config.rollout_length)
         asked.append(size)
         speed = speeds[size]
-        return Trial(*size, memory=budget, env_steps_per_second=speed, words="" if speed else "needs too much")
+        return Trial(
+            *size,
+            memory=budget,
+            env_steps_per_second=speed,
+            words="" if speed else "needs too much",
+        )
 
     return attempt, asked
 
@@ -67,7 +79,14 @@ def test_halves_what_does_not_fit_as_it_is():
 
 
 def test_rollout_length_only_where_asked():
-    speeds = {(8, 16): 100.0, (16, 16): 200.0, (32, 16): None, (16, 32): 300.0, (16, 64): 300.0, (16, 128): None}
+    speeds = {
+        (8, 16): 100.0,
+        (16, 16): 200.0,
+        (32, 16): None,
+        (16, 32): 300.0,
+        (16, 64): 300.0,
+        (16, 128): None,
+    }
     attempt, _ = replay(speeds)
     found, _ = auto_scale(CONFIG, budget=1, attempt=attempt)
     assert (found.num_envs, found.rollout_length) == (16, 16)
@@ -113,7 +132,9 @@ def test_measures_what_fits_and_never_runs_what_does_not(quick, monkeypatch):
     trial = measure(CONFIG, 10**9)
     assert trial.words == ""
     assert trial.env_steps_per_second > 0
-    state = 8 * (4 + 4) * 4  # at least what the replicas and observations of cartpole take, in bytes
+    state = (
+        8 * (4 + 4) * 4
+    )  # at least what the replicas and observations of cartpole take, in bytes
     assert state < trial.memory < 10**9
     monkeypatch.setattr(module, "time_of", lambda *_: pytest.fail("it was run"))
     larger = measure(dataclasses.replace(CONFIG, rollout_length=160), trial.memory)
@@ -156,7 +177,9 @@ def test_budget_is_part_of_what_is_free(monkeypatch):
 
 def test_refuses_several_processes(monkeypatch):
     monkeypatch.setattr(module.jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="--auto-scale = True: must be omitted in multi-process runs"):
+    with pytest.raises(
+        ValueError, match="--auto-scale = True: must be omitted in multi-process runs"
+    ):
         auto_scale(CONFIG)
 
 

@@ -17,7 +17,9 @@ from wdjax.experiments.over_seeds import (
 
 
 def test_the_mean_of_the_middle_half_by_hand():
-    assert interquartile_mean(np.array([9.0, 1.0, 2.0, -50.0, 3.0])) == 2  # one of five at either end
+    assert (
+        interquartile_mean(np.array([9.0, 1.0, 2.0, -50.0, 3.0])) == 2
+    )  # one of five at either end
     assert interquartile_mean(np.array([1.0, 5.0, 99.0])) == 35  # of three none
     several = np.array([[0.0, 1.0, 2.0, 90.0], [8.0, 2.0, 1.0, 3.0]])
     np.testing.assert_array_equal(interquartile_mean(several), [1.5, 2.5])
@@ -26,7 +28,9 @@ def test_the_mean_of_the_middle_half_by_hand():
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
 def test_the_middle_half_is_scipys(scores):
-    np.testing.assert_allclose(interquartile_mean(np.array(scores)), scipy.stats.trim_mean(scores, 0.25), atol=1e-6)
+    np.testing.assert_allclose(
+        interquartile_mean(np.array(scores)), scipy.stats.trim_mean(scores, 0.25), atol=1e-6
+    )
 
 
 def test_probability_of_improvement_by_hand():
@@ -39,7 +43,9 @@ def test_probability_of_improvement_by_hand():
 @given(*[st.lists(st.integers(0, 5), min_size=1, max_size=9)] * 2)
 def test_probability_of_improvement_is_mann_whitneys(x, y):
     expected = scipy.stats.mannwhitneyu(x, y, method="asymptotic").statistic / (len(x) * len(y))
-    assert probability_of_improvement(np.array(x, float), np.array(y, float)) == pytest.approx(expected)
+    assert probability_of_improvement(np.array(x, float), np.array(y, float)) == pytest.approx(
+        expected
+    )
 
 
 def test_the_bootstrap_draws_from_all_scores():
@@ -57,4 +63,6 @@ def test_an_interval_is_that_of_scipys_bootstrap():
     np.testing.assert_allclose([low, high], theirs, atol=0.12)  # their width is 2.2
     assert all(map(math.isnan, interval_of_mean([math.nan])))
     assert interval_of_mean([1.0, math.inf])[1:] == (1, math.inf)
-    np.testing.assert_array_equal(interval_of_mean([3.0, math.nan]), [3, np.nan, np.nan])  # of one seed no interval
+    np.testing.assert_array_equal(
+        interval_of_mean([3.0, math.nan]), [3, np.nan, np.nan]
+    )  # of one seed no interval

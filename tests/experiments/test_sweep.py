@@ -34,11 +34,15 @@ PLAIN = {RATE: [3e-3, 1e-2, 3e-2], "policies.agent.gamma": [0.5, 0.9]}
 
 def plain(tree):
     is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+    return jax.tree.map(
+        lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree
+    )
 
 
 def assert_close(a, b, rtol):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol), plain(a), plain(b))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol), plain(a), plain(b)
+    )
 
 
 def assert_same(a, b):
@@ -72,10 +76,18 @@ def test_a_member_is_its_solo_run(whole, number):
     assert learner.config.policies["agent"].learning_rate == VALUES[RATE][number // 8]
     assert learner.config.env_params["by_match"] == VALUES["env_params.by_match"][number // 4 % 2]
     alone, metrics = learner.run(learner.init(jax.random.key(learner.config.seed)), num_updates=4)
-    assert_same((mine.key, mine.replicas, mine.obs, mine.live), (alone.key, alone.replicas, alone.obs, alone.live))
-    assert_same((mine.hypers, mine.env_params, mine.num_updates), (alone.hypers, alone.env_params, alone.num_updates))
+    assert_same(
+        (mine.key, mine.replicas, mine.obs, mine.live),
+        (alone.key, alone.replicas, alone.obs, alone.live),
+    )
+    assert_same(
+        (mine.hypers, mine.env_params, mine.num_updates),
+        (alone.hypers, alone.env_params, alone.num_updates),
+    )
     assert_close(mine.policies, alone.policies, rtol=1e-5)
-    last = summarize({name: values[-1:] for name, values in metrics.items() if name != "bad_numbers"})
+    last = summarize(
+        {name: values[-1:] for name, values in metrics.items() if name != "bad_numbers"}
+    )
     assert_rows_agree({name: table[number][name] for name in last}, last)
 
 
@@ -85,11 +97,17 @@ def test_table_names_values_and_scores(whole):
     assert [(row[RATE], row["env_params.by_match"], row["seed"]) for row in table] == [
         (rate, match, seed) for rate in VALUES[RATE] for match in (0.5, 1.0) for seed in range(4)
     ]
-    assert all(row["score"] == row["agent/episode_return"] and row["env_steps"] == 192 for row in table)
+    assert all(
+        row["score"] == row["agent/episode_return"] and row["env_steps"] == 192 for row in table
+    )
     assert len({row["agent/loss"] for row in table}) == 16
     assert read_table(folder) == table
     assert (folder / "curves.png").stat().st_size > 10_000
-    rows = [row for file in sorted(folder.glob("groups/*/*/metrics.jsonl")) for row in read_metrics(file)]
+    rows = [
+        row
+        for file in sorted(folder.glob("groups/*/*/metrics.jsonl"))
+        for row in read_metrics(file)
+    ]
     assert [(row["member"], row["updates"]) for row in rows] == [
         (turn * 8 + i, k) for turn in range(2) for k in (1, 2, 3, 4) for i in range(8)
     ]
@@ -109,7 +127,10 @@ def test_what_fixes_shapes_has_its_own_program(tmp_path):
     values = {"policies.agent.network.hidden_sizes": [[8], [4]], "total_env_steps": [48]}
     table = sweep(CONFIG, values, workdir=tmp_path)
     assert [row["policies.agent.network.hidden_sizes"] for row in table] == [[8], [4]]
-    kernels = [load_member(tmp_path, i)[1].policies["agent"].params["value_head"]["kernel"] for i in range(2)]
+    kernels = [
+        load_member(tmp_path, i)[1].policies["agent"].params["value_head"]["kernel"]
+        for i in range(2)
+    ]
     assert [kernel.shape for kernel in kernels] == [(8, 1), (4, 1)]
     assert sweep(CONFIG, values) == table  # and without a folder nothing is kept
 
@@ -136,10 +157,17 @@ def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
         assert row["bad_numbers"] is None
         assert row["score"] == other["score"]
     for row in table[8:]:
-        assert row["bad_numbers"].startswith("non-finite losses of policy 'agent': try a lower learning_rate")
+        assert row["bad_numbers"].startswith(
+            "non-finite losses of policy 'agent': try a lower learning_rate"
+        )
         assert row["score"] is None
-    assert "Warning: 8 of 16 members ended with bad numbers, member 8 with non-finite losses" in capsys.readouterr().out
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(load_member(tmp_path, 9)[1].policies))
+    assert (
+        "Warning: 8 of 16 members ended with bad numbers, member 8 with non-finite losses"
+        in capsys.readouterr().out
+    )
+    assert all(
+        np.isfinite(leaf).all() for leaf in jax.tree.leaves(load_member(tmp_path, 9)[1].policies)
+    )
 
 
 # --- interrupted ---
@@ -162,10 +190,16 @@ def test_a_sweep_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks
         again(stop=EndsAfter(looks, kills), devices=1)
     except Killed:
         assert kills
-    finished = {file.parent: file.parent.stat().st_mtime_ns for file in folder.glob("groups/*/*/finished")}
+    finished = {
+        file.parent: file.parent.stat().st_mtime_ns for file in folder.glob("groups/*/*/finished")
+    }
     assert len(finished) == looks // 4
     again(resume=True, devices=devices)
-    compared = ("table.csv", "table.jsonl", *(f"groups/000/{turn:03d}/metrics.jsonl" for turn in range(2)))
+    compared = (
+        "table.csv",
+        "table.jsonl",
+        *(f"groups/000/{turn:03d}/metrics.jsonl" for turn in range(2)),
+    )
     for name in compared if devices == 1 else ():
         assert (folder / name).read_bytes() == (whole[0] / name).read_bytes(), name
     for row, other in zip(read_table(folder), whole[1], strict=True):
@@ -183,10 +217,17 @@ def test_what_is_finished_is_not_run_again(whole, monkeypatch):
 def test_another_sweep_in_the_folder_is_refused(whole):
     folder = whole[0]
     again = functools.partial(sweep, CONFIG, workdir=folder)
-    assert "already contains a sweep. Resume it (--resume, in Python resume=True)" in refusal(again, VALUES, 2)
+    assert "already contains a sweep. Resume it (--resume, in Python resume=True)" in refusal(
+        again, VALUES, 2
+    )
     assert "members = " in refusal(again, VALUES, 5, resume=True)
     assert "config.num_envs = 16: the sweep in" in refusal(
-        sweep, CONFIG.__class__(**{**vars(CONFIG), "num_envs": 16}), VALUES, 4, workdir=folder, resume=True
+        sweep,
+        CONFIG.__class__(**{**vars(CONFIG), "num_envs": 16}),
+        VALUES,
+        4,
+        workdir=folder,
+        resume=True,
     )
     with hold_folder(folder, SWEEP):
         words = refusal(again, VALUES, 4, members_at_once=8, resume=True)
@@ -256,7 +297,9 @@ def population(tmp_path_factory):
 
 def test_history_tells_who_copied_whom(population):
     folder, table = population
-    assert [(row["updates"], row["member"]) for row in table] == [(k, i) for k in (1, 2, 3, 4) for i in range(8)]
+    assert [(row["updates"], row["member"]) for row in table] == [
+        (k, i) for k in (1, 2, 3, 4) for i in range(8)
+    ]
     at = {(row["updates"], row["member"]): row for row in table}
     bounds = {RATE: (3e-3, 3e-2), "policies.agent.gamma": (0.5, 0.9)}
     copies = 0
@@ -267,7 +310,10 @@ def test_history_tells_who_copied_whom(population):
         ranked = sorted(range(8), key=lambda j: at[k, j]["score"])
         assert (row["parent"] is not None) == (i in ranked[:2])
         assert row["parent"] in (None, *ranked[6:])
-        parent, copies = at[k, i if row["parent"] is None else row["parent"]], copies + (row["parent"] is not None)
+        parent, copies = (
+            at[k, i if row["parent"] is None else row["parent"]],
+            copies + (row["parent"] is not None),
+        )
         for name, (low, high) in bounds.items():
             factors = (1.0,) if row["parent"] is None else (0.8, 1.25)
             allowed = [np.clip(factor * parent[name], low, high) for factor in factors]
@@ -280,7 +326,9 @@ def test_history_tells_who_copied_whom(population):
     assert (folder / "curves.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(("looks", "kills"), [pytest.param(1, False, marks=pytest.mark.slow), (3, True)])
+@pytest.mark.parametrize(
+    ("looks", "kills"), [pytest.param(1, False, marks=pytest.mark.slow), (3, True)]
+)
 def test_a_population_that_goes_on_ends_as_if_nothing_had_been(population, tmp_path, looks, kills):
     folder = tmp_path / "pbt"
     try:
@@ -297,7 +345,9 @@ def test_a_population_copies_across_devices(population, tmp_path):
     for row, other in zip(table, population[1], strict=True):
         assert row["parent"] == other["parent"]
         assert row["score"] == pytest.approx(other["score"], rel=1e-3)
-    assert "members = 6: must be divisible by 4 (devices)" in refusal(evolve, CONFIG, PLAIN, 6, devices=4)
+    assert "members = 6: must be divisible by 4 (devices)" in refusal(
+        evolve, CONFIG, PLAIN, 6, devices=4
+    )
     assert "selection.every = 2" in refusal(
         evolve, CONFIG, PLAIN, 8, Selection(every=2), workdir=population[0], resume=True
     )
@@ -324,7 +374,9 @@ def test_callbacks_see_every_member_and_end_the_sweep(tmp_path):
     table = sweep(CONFIG, {}, seeds=8, workdir=tmp_path, callbacks=[callback])
     assert [row["updates"] for row in table] == [3] * 8  # the device was one chunk ahead
     assert seen == [(i, n, f"{i:03d}", i) for n in (1, 2, 3) for i in range(8)]
-    assert [row["updates"] for row in sweep(CONFIG, {}, seeds=8, workdir=tmp_path, resume=True)] == [4] * 8
+    assert [
+        row["updates"] for row in sweep(CONFIG, {}, seeds=8, workdir=tmp_path, resume=True)
+    ] == [4] * 8
 
 
 @pytest.mark.slow
@@ -333,7 +385,9 @@ def test_a_program_ends_once_all_members_have_reached_the_goal(tmp_path):
     table = sweep(goal, {}, seeds=8, workdir=tmp_path)
     assert [row["updates"] for row in table] == [2] * 8
     assert sweep(goal, {}, seeds=8, workdir=tmp_path, resume=True) == table
-    unknown = dataclasses.replace(CONFIG, stop_at={"eval/agent/episode_return": 1})  # members are not evaluated
+    unknown = dataclasses.replace(
+        CONFIG, stop_at={"eval/agent/episode_return": 1}
+    )  # members are not evaluated
     assert "metric in stop_at" in refusal(sweep, unknown, {})
 
 
@@ -345,6 +399,8 @@ def test_a_sweep_goes_on_under_a_version_with_more_fields(tmp_path):
     asked = yaml.safe_load(file.read_text())
     del asked["config"]["stop_at"], asked["config"]["policies"]["agent"]["target_kl"]
     file.write_text(yaml.safe_dump(asked))
-    assert [row["updates"] for row in sweep(CONFIG, {}, seeds=8, workdir=tmp_path, resume=True)] == [4] * 8
+    assert [
+        row["updates"] for row in sweep(CONFIG, {}, seeds=8, workdir=tmp_path, resume=True)
+    ] == [4] * 8
     other = dataclasses.replace(CONFIG, stop_at={"episode_length": 1})
     assert "stop_at" in refusal(sweep, other, {}, seeds=8, workdir=tmp_path, resume=True)

@@ -25,10 +25,14 @@ RATE = "policies.agent.learning_rate"
 @pytest.fixture
 def called(monkeypatch, tmp_path):
     """Runs a command line; returns which function it called, and with what, in place of running it."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # leaves the settings of the tests alone
+    monkeypatch.setenv(
+        "JAX_COMPILATION_CACHE_DIR", str(tmp_path)
+    )  # leaves the settings of the tests alone
     calls = []
     for name in ("sweep", "evolve", "search"):
-        monkeypatch.setitem(vars(kinds), name, lambda *own, name=name, **options: calls.append((name, own, options)))
+        monkeypatch.setitem(
+            vars(kinds), name, lambda *own, name=name, **options: calls.append((name, own, options))
+        )
 
     def run(*arguments):
         cli.main(["sweep", "cartpole_ppo", *arguments])
@@ -47,7 +51,9 @@ COMMON = {
 
 
 def test_a_grid(called, tmp_path):
-    name, own, options = called("--seeds", "8", "--set", f"{RATE}=1e-3,3e-3", "--set", "env_params.length=0.5,0.7")
+    name, own, options = called(
+        "--seeds", "8", "--set", f"{RATE}=1e-3,3e-3", "--set", "env_params.length=0.5,0.7"
+    )
     assert (name, own) == ("sweep", [{RATE: [1e-3, 3e-3], "env_params.length": [0.5, 0.7]}, 8, []])
     assert options == {**COMMON, "members_at_once": 0}
     file = tmp_path / "points.yaml"
@@ -58,7 +64,13 @@ def test_a_grid(called, tmp_path):
     )  # fmt: skip
     points = [{RATE: 1e-3, "num_envs": 4}, {RATE: 3e-3, "num_envs": 8}, {RATE: 1e-2, "num_envs": 2}]
     assert (name, own) == ("sweep", [{}, 1, points])
-    changes = {"workdir": Path("runs/a"), "resume": True, "metric": "loss", "devices": 2, "members_at_once": 3}
+    changes = {
+        "workdir": Path("runs/a"),
+        "resume": True,
+        "metric": "loss",
+        "devices": 2,
+        "members_at_once": 3,
+    }
     assert options == COMMON | changes
 
 
@@ -72,7 +84,17 @@ def test_a_search(called):
 
 
 def test_a_population(called):
-    line = ["--pbt", "16", "--set", f"{RATE}=1e-4,1e-2", "--pbt-every", "2", "--pbt-factors", "0.5", "2"]
+    line = [
+        "--pbt",
+        "16",
+        "--set",
+        f"{RATE}=1e-4,1e-2",
+        "--pbt-every",
+        "2",
+        "--pbt-factors",
+        "0.5",
+        "2",
+    ]
     name, own, options = called(*line)
     assert (name, own) == ("evolve", [{RATE: [1e-4, 1e-2]}, 16, Selection(2, 0.25, (0.5, 2.0))])
     assert options == COMMON
@@ -83,7 +105,14 @@ def test_a_population(called):
 def test_help_explains_the_three(capsys):
     cli.main(["sweep", "--help"])
     said = capsys.readouterr().out
-    for words in ("--set FIELD=VALUES", "--search", "--pbt", "--seeds 8 --set", "--members-at-once", "--resume"):
+    for words in (
+        "--set FIELD=VALUES",
+        "--search",
+        "--pbt",
+        "--seeds 8 --set",
+        "--members-at-once",
+        "--resume",
+    ):
         assert words in said
     assert len(said.splitlines()) <= 45
     cli.main(["sweep", "cartpole_ppo", "--help", "search"])
@@ -124,6 +153,10 @@ def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path, mode):
             kills += 1
         process.wait(timeout=60)
     assert kills > 0
-    assert run(tmp_path / "killed", "--resume").wait(timeout=600) == 0, (tmp_path / "said.txt").read_text()
-    assert (tmp_path / "killed" / "table.csv").read_bytes() == (tmp_path / "whole" / "table.csv").read_bytes()
+    assert run(tmp_path / "killed", "--resume").wait(timeout=600) == 0, (
+        tmp_path / "said.txt"
+    ).read_text()
+    assert (tmp_path / "killed" / "table.csv").read_bytes() == (
+        tmp_path / "whole" / "table.csv"
+    ).read_bytes()
     assert int(load_run(tmp_path / "killed" / "best")[1].num_updates) == 40

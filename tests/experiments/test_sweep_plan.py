@@ -95,20 +95,39 @@ def test_values_in_python_may_be_of_any_kind():
 
 def test_a_file_holds_a_grid_or_points(tmp_path):
     file = tmp_path / "values.yaml"
-    file.write_text(f"{RATE}: [1e-3, 3e-3]\nenv_params.length: 0.5\npolicies.agent.gamma: log:0.9:1")
-    grid = {RATE: [1e-3, 3e-3], "env_params.length": [0.5], "policies.agent.gamma": Range("log", 0.9, 1.0)}
+    file.write_text(
+        f"{RATE}: [1e-3, 3e-3]\nenv_params.length: 0.5\npolicies.agent.gamma: log:0.9:1"
+    )
+    grid = {
+        RATE: [1e-3, 3e-3],
+        "env_params.length": [0.5],
+        "policies.agent.gamma": Range("log", 0.9, 1.0),
+    }
     assert read_settings(file) == (grid, [])
-    file.write_text("- {env_params.length: 0.5, num_envs: 4}\n- {env_params.length: 0.7, num_envs: 8}")
-    assert read_settings(file) == ({}, [{"env_params.length": m, "num_envs": n} for m, n in ((0.5, 4), (0.7, 8))])
+    file.write_text(
+        "- {env_params.length: 0.5, num_envs: 4}\n- {env_params.length: 0.7, num_envs: 8}"
+    )
+    assert read_settings(file) == (
+        {},
+        [{"env_params.length": m, "num_envs": n} for m, n in ((0.5, 4), (0.7, 8))],
+    )
     file.write_text("three")
-    assert "values.yaml: must contain FIELD: [VALUE, VALUE], or a list of points" in refusal(read_settings, file)
+    assert "values.yaml: must contain FIELD: [VALUE, VALUE], or a list of points" in refusal(
+        read_settings, file
+    )
 
 
 def test_points_are_all_combinations():
-    assert make_points({"a": [1, 2], "b": [3, 4]}) == [{"a": a, "b": b} for a in (1, 2) for b in (3, 4)]
+    assert make_points({"a": [1, 2], "b": [3, 4]}) == [
+        {"a": a, "b": b} for a in (1, 2) for b in (3, 4)
+    ]
     assert make_points({}) == [{}]
-    assert make_points({"a": [1, 2]}, [{"b": 5}, {"b": 6}]) == [{"b": b, "a": a} for b in (5, 6) for a in (1, 2)]
-    assert "a = 'log:1.0:2.0': must be a list of values" in refusal(make_points, {"a": Range("log", 1.0, 2.0)})
+    assert make_points({"a": [1, 2]}, [{"b": 5}, {"b": 6}]) == [
+        {"b": b, "a": a} for b in (5, 6) for a in (1, 2)
+    ]
+    assert "a = 'log:1.0:2.0': must be a list of values" in refusal(
+        make_points, {"a": Range("log", 1.0, 2.0)}
+    )
     assert "in the points or in the values" in refusal(make_points, {"a": [1]}, [{"a": 2}])
     assert "must be ['a'], as others" in refusal(make_points, {}, [{"a": 1}, {"b": 1}])
     assert "must be different from each other" in refusal(make_points, {}, [{"a": 1}, {"a": 1}])
@@ -118,8 +137,12 @@ def test_seeds_are_counted_or_named():
     assert make_seeds(3, 5) == [5, 6, 7]
     assert make_seeds([9, 2], 5) == [9, 2]
     assert "seeds = 0: must be at least 1" in refusal(make_seeds, 0, 0)
-    assert "seeds = 1000000000: must be at least 1 and at most 100000" in refusal(make_seeds, 10**9, 0)
-    assert "seeds = [1, 1]: must be at least one seed, without duplicates" in refusal(make_seeds, [1, 1], 0)
+    assert "seeds = 1000000000: must be at least 1 and at most 100000" in refusal(
+        make_seeds, 10**9, 0
+    )
+    assert "seeds = [1, 1]: must be at least one seed, without duplicates" in refusal(
+        make_seeds, [1, 1], 0
+    )
     assert "must be a whole number" in refusal(make_seeds, 1.5, 0)
 
 
@@ -169,16 +192,28 @@ def test_ddpg_shares_what_is_traced():
     base = load_config("pendulum_ddpg")
     values = {"policies.agent.ddpg.tau": [0.01, 0.1], "policies.agent.ddpg.noise_scale": [0.5, 1.0]}
     assert len(groups_of(make_members(base, make_points(values), [0]))) == 1
-    assert len(groups_of(make_members(base, make_points({"policies.agent.ddpg.n_step": [1, 2]}), [0]))) == 2
+    assert (
+        len(groups_of(make_members(base, make_points({"policies.agent.ddpg.n_step": [1, 2]}), [0])))
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"policies.agent.learning_rat": [1.0]}, "learning_rat of a policy that learns by PPO: did you mean"),
-        ({RATE: [1e-3, -1.0]}, "policies.agent.learning_rate = -1.0: must be finite and at least 0"),
+        (
+            {"policies.agent.learning_rat": [1.0]},
+            "learning_rat of a policy that learns by PPO: did you mean",
+        ),
+        (
+            {RATE: [1e-3, -1.0]},
+            "policies.agent.learning_rate = -1.0: must be finite and at least 0",
+        ),
         ({RATE: ["fast"]}, "policies.agent.learning_rate = 'fast': must be a number"),
-        ({"env_params.lenght": [1.0]}, "unknown parameter of CartPole 'lenght': did you mean 'length'?"),
+        (
+            {"env_params.lenght": [1.0]},
+            "unknown parameter of CartPole 'lenght': did you mean 'length'?",
+        ),
         ({"env_params.length": [0.5, 0.0]}, "length = 0.0: must be above 0"),
         ({"seed": [1, 2]}, "swept field = 'seed': must be an option of the sweep, --seeds"),
         ({"devices": [1]}, "swept field = 'devices': must be an option of the sweep, --devices"),
@@ -186,7 +221,9 @@ def test_ddpg_shares_what_is_traced():
         ({"policies.agent": [3]}, "policies.agent = 3: must be a mapping of fields"),
     ],
 )
-def test_bad_names_and_values_are_refused_before_anything_is_written(config, tmp_path, values, words):
+def test_bad_names_and_values_are_refused_before_anything_is_written(
+    config, tmp_path, values, words
+):
     assert words in refusal(sweep, config, values, workdir=tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 
@@ -221,13 +258,18 @@ def test_rungs_of_successive_halving_by_hand():
 
 def test_a_trial_scores_the_mean_of_its_seeds(config):
     members = make_members(config, make_points({RATE: [1e-3, 3e-3]}), [0, 1])
-    rows = [{"member": i, "x": float(10 * i)} for i in range(4)] + [{"member": 0, "x": None}, {"member": 1, "x": 4.0}]
+    rows = [{"member": i, "x": float(10 * i)} for i in range(4)] + [
+        {"member": 0, "x": None},
+        {"member": 1, "x": 4.0},
+    ]
     assert trial_scores(members, rows, "x") == {0: 2.0, 1: 25.0}
     assert trial_scores(members, rows[:3], "x")[1] is None  # a seed without an episode
 
 
 def test_population_draws_within_its_bounds(config):
-    settings = parse_settings([f"{RATE}=log:1e-4:1e-2", "policies.agent.clip=0.1,0.2,0.3", "num_envs=8"])
+    settings = parse_settings(
+        [f"{RATE}=log:1e-4:1e-2", "policies.agent.clip=0.1,0.2,0.3", "num_envs=8"]
+    )
     bounds = bounds_of(settings)
     assert bounds == {RATE: (1e-4, 1e-2), "policies.agent.clip": (0.1, 0.3)}
     members = draw_members(config, settings, 64)
@@ -245,11 +287,20 @@ def test_population_draws_within_its_bounds(config):
     ("values", "words"),
     [
         ({RATE: [1e-3]}, "must be several values or a range of at least one field"),
-        ({"env_params.length": [0.5, 0.7]}, "unknown hyperparameter that a run can change 'env_params.length'"),
+        (
+            {"env_params.length": [0.5, 0.7]},
+            "unknown hyperparameter that a run can change 'env_params.length'",
+        ),
         ({"num_envs": [4, 8]}, "unknown hyperparameter that a run can change 'num_envs'"),
         ({"policies.agent.epochs": "int:1:4"}, "must be numbers, or log:LOW:HIGH, with --pbt"),
-        ({"policies.agent.optimizer": ["adam", "sgd"]}, "must be numbers, or log:LOW:HIGH, with --pbt"),
-        ({RATE: "log:1e-4:1e-2", "num_env": [8]}, "unknown field num_env: did you mean 'num_envs'?"),
+        (
+            {"policies.agent.optimizer": ["adam", "sgd"]},
+            "must be numbers, or log:LOW:HIGH, with --pbt",
+        ),
+        (
+            {RATE: "log:1e-4:1e-2", "num_env": [8]},
+            "unknown field num_env: did you mean 'num_envs'?",
+        ),
     ],
 )
 def test_what_a_run_cannot_change_is_refused(config, tmp_path, values, words):
@@ -259,7 +310,9 @@ def test_what_a_run_cannot_change_is_refused(config, tmp_path, values, words):
 
 def test_bad_selections_are_refused(config):
     assert "fraction = 0.6: must be above 0 and at most 0.5" in refusal(Selection, 1, 0.6)
-    assert "factors = (1.0, 0.0): must be two numbers above 0" in refusal(Selection, 1, 0.25, (1.0, 0.0))
+    assert "factors = (1.0, 0.0): must be two numbers above 0" in refusal(
+        Selection, 1, 0.25, (1.0, 0.0)
+    )
     assert "every = 0: must be at least 1" in refusal(Selection, 0)
     assert "every_updates = -1: must be at least 0" in refusal(Selection, every_updates=-1)
     assert "members = 1: must be at least 2" in refusal(evolve, config, {RATE: [1e-3, 1e-2]}, 1)
@@ -278,7 +331,9 @@ def test_selections_are_counted_in_updates(config):
 
 
 def test_the_table_holds_the_last_chunk_and_the_last_known_score(config, tmp_path):
-    members = make_members(config, make_points({RATE: [1e-3, 3e-3], "policies.agent.network.hidden_sizes": [[8]]}), [4])
+    members = make_members(
+        config, make_points({RATE: [1e-3, 3e-3], "policies.agent.network.hidden_sizes": [[8]]}), [4]
+    )
     rows = [
         {"member": 0, "env_steps": 10, "x": 1.0}, {"member": 1, "env_steps": 10, "x": 5.0},
         {"member": 0, "env_steps": 20, "x": 3.0}, {"member": 1, "env_steps": 20, "x": None},
@@ -310,7 +365,15 @@ def test_the_curves_that_end_highest():
 def test_a_curve_of_a_sweep_is_of_the_same_seeds_everywhere(config):
     """Of three seeds one ends early with bad numbers, and one never has a number."""
     members = make_members(config, [{RATE: 1e-3}], [0, 1, 2])
-    scores = [(0, 8, 1.0), (0, 16, 2.0), (0, 24, 3.0), (1, 8, 5.0), (1, 16, 6.0), (1, 24, None), (2, 8, None)]
+    scores = [
+        (0, 8, 1.0),
+        (0, 16, 2.0),
+        (0, 24, 3.0),
+        (1, 8, 5.0),
+        (1, 16, 6.0),
+        (1, 24, None),
+        (2, 8, None),
+    ]
     rows = [{"member": member, "env_steps": steps, "x": x} for member, steps, x in scores]
     [(_, steps, found)] = curves_by_point(members, rows, "x")
     assert (steps.tolist(), found.tolist()) == ([8, 16], [[1, 2], [5, 6]])
@@ -321,7 +384,12 @@ def test_scores_have_their_sample_deviation(config):
     members = make_members(config, [{RATE: 1e-3}], [0, 1])
     table = [{"member": i, "score": score} for i, score in enumerate([100.0, 377.4])]
     printed = point_table(members, table)
-    assert [column.header for column in printed.columns] == ["score ± SD", "IQM", "P(best > this)", "seeds"]
+    assert [column.header for column in printed.columns] == [
+        "score ± SD",
+        "IQM",
+        "P(best > this)",
+        "seeds",
+    ]
     assert list(printed.columns[0].cells) == ["238.70 ± 196.15"]
     assert list(point_table(members, table[:1]).columns[0].cells) == ["100.00"]
     assert "sample standard deviation" in printed.caption
@@ -330,7 +398,10 @@ def test_scores_have_their_sample_deviation(config):
 @pytest.mark.slow  # matplotlib
 def test_one_seed_has_no_interval(config, tmp_path):
     members = make_members(config, [{RATE: 1e-3}], [0, 1])
-    rows = [{"member": i, "score": score, "env_steps": 8, "x": score} for i, score in enumerate([3.0, 5.0])]
+    rows = [
+        {"member": i, "score": score, "env_steps": 8, "x": score}
+        for i, score in enumerate([3.0, 5.0])
+    ]
     cells = lambda seeds: list(point_table(members, rows[:seeds]).columns[-3].cells)  # noqa: E731
     assert (cells(1), cells(2)) == (["3 [-]"], ["4 [3, 5]"])
     with warnings.catch_warnings():

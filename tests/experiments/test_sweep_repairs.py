@@ -14,7 +14,10 @@ from stopping import EndsAfter
 from wdjax.experiments.sweep import evolve, read_table, sweep
 from wdjax.train import Trainer, read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("quick_compile", "registered_probes", "compiled_once"),
+]
 
 CONFIG = tiny_config(
     "probe_signal", {"agent": tiny_policy("A2C")}, total_env_steps=4 * 48, updates_per_chunk=1, checkpoint_every=1,
@@ -64,12 +67,20 @@ def words_of(capsys):
 
 
 def assert_same(folder, other):
-    for name in ("table.csv", "table.jsonl", *(f"groups/000/00{turn}/metrics.jsonl" for turn in range(2))):
+    for name in (
+        "table.csv",
+        "table.jsonl",
+        *(f"groups/000/00{turn}/metrics.jsonl" for turn in range(2)),
+    ):
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(("turn", "newest"), [("001", 3), ("000", 4)], ids=["in the middle", "finished"])
-def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(turn, newest, whole, begun, capsys):
+@pytest.mark.parametrize(
+    ("turn", "newest"), [("001", 3), ("000", 4)], ids=["in the middle", "finished"]
+)
+def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(
+    turn, newest, whole, begun, capsys
+):
     checkpoints = begun / "groups" / "000" / turn / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [str(newest - 1), str(newest)]
     cut(checkpoints / str(newest))
@@ -87,7 +98,9 @@ def test_where_no_checkpoint_can_be_read_it_says_what_to_do(turn, whole, begun):
     for _ in range(2):
         words = refusal(grid, begun, resume=True)
         assert f"checkpoint {checkpoints}/" in words
-        assert words.endswith(f"No older one is readable. Move {checkpoints} away and use --resume to restart.")
+        assert words.endswith(
+            f"No older one is readable. Move {checkpoints} away and use --resume to restart."
+        )
     shutil.rmtree(checkpoints)
     grid(begun, resume=True)
     assert_same(begun, whole)
@@ -112,12 +125,17 @@ def test_half_a_line_is_cut_off_and_said(whole, begun, capsys):
     assert len(read_table(begun)) == 8
 
 
-@pytest.mark.parametrize(("turn", "left"), [("000", 16), ("001", 20)], ids=["finished", "in the middle"])
+@pytest.mark.parametrize(
+    ("turn", "left"), [("000", 16), ("001", 20)], ids=["finished", "in the middle"]
+)
 def test_metrics_that_are_deleted_are_missed_in_words(turn, left, begun, capsys):
     (begun / "groups" / "000" / turn / "metrics.jsonl").unlink()
     grid(begun, resume=True, quiet=False)
     assert f"groups/000/{turn}/metrics.jsonl is" in words_of(capsys)
-    assert len([row for file in begun.glob("groups/*/*/metrics.jsonl") for row in read_metrics(file)]) == left
+    assert (
+        len([row for file in begun.glob("groups/*/*/metrics.jsonl") for row in read_metrics(file)])
+        == left
+    )
 
 
 def test_metrics_that_are_deleted_while_a_sweep_runs_are_written_again(whole, tmp_path, capsys):
@@ -129,7 +147,9 @@ def test_metrics_that_are_deleted_while_a_sweep_runs_are_written_again(whole, tm
             return False
 
     grid(tmp_path / "sweep", stop=Deletes(), quiet=False)
-    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in words_of(capsys)
+    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in words_of(
+        capsys
+    )
     assert_same(tmp_path / "sweep", whole)
 
 
@@ -166,7 +186,9 @@ def test_a_turn_of_other_members_is_not_gone_on_with(begun):
     content = json.loads(file.read_text())
     content["members"][0]["member"] = 9
     file.write_text(json.dumps(content))
-    assert f"{file} lists different members than this sweep selects" in refusal(grid, begun, resume=True)
+    assert f"{file} lists different members than this sweep selects" in refusal(
+        grid, begun, resume=True
+    )
 
 
 @pytest.mark.parametrize("rule", ["stop", "skip"])
@@ -175,9 +197,15 @@ def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, 
     sweep(config, {RATE: [1e-2, 1e38]}, seeds=2, workdir=tmp_path, quiet=False)
     words = words_of(capsys)
     if rule == "stop":
-        assert words.count("Member 2 ended (and 1 other members): non-finite losses of policy 'agent'") == 1
+        assert (
+            words.count("Member 2 ended (and 1 other members): non-finite losses of policy 'agent'")
+            == 1
+        )
     else:
-        assert "Warning: skipped 1 of 1 updates of member 2 (and 1 other members). First: non-finite losses" in words
+        assert (
+            "Warning: skipped 1 of 1 updates of member 2 (and 1 other members). First: non-finite losses"
+            in words
+        )
 
 
 def test_no_run_is_trained_in_the_folder_of_a_sweep(whole):

@@ -16,7 +16,13 @@ from wdjax.experiments.sweep import read_table, search
 from wdjax.experiments.sweep import searching as trials
 from wdjax.experiments.sweep.halving import Halving
 from wdjax.experiments.sweep.members import parse_settings
-from wdjax.experiments.sweep.optuna_study import Trial, distributions, open_study, point_of, require_optuna
+from wdjax.experiments.sweep.optuna_study import (
+    Trial,
+    distributions,
+    open_study,
+    point_of,
+    require_optuna,
+)
 from wdjax.train import load_run, read_metrics
 
 optuna = pytest.importorskip("optuna")
@@ -37,14 +43,18 @@ VALUES = {RATE: "log:1e-3:1e-1", GAMMA: [0.5, 0.9], "rollout_length": [6]}
 def whole(tmp_path_factory):
     """Returns (folder, table) of 4 trials in batches of 2, of which halves go on from 2 updates to 4."""
     folder = tmp_path_factory.mktemp("searches") / "whole"
-    return folder, search(CONFIG, VALUES, trials=4, batch=2, seeds=2, halving=Halving(2, 1), workdir=folder)
+    return folder, search(
+        CONFIG, VALUES, trials=4, batch=2, seeds=2, halving=Halving(2, 1), workdir=folder
+    )
 
 
 # --- the study alone ---
 
 
 def test_fields_become_distributions_and_back():
-    settings = parse_settings(["a=log:1e-4:1e-2", "b=uniform:0:1", "c=int:1:8", "d=[64,64],[8]", "e=relu,tanh", "f=3"])
+    settings = parse_settings(
+        ["a=log:1e-4:1e-2", "b=uniform:0:1", "c=int:1:8", "d=[64,64],[8]", "e=relu,tanh", "f=3"]
+    )
     found = distributions(settings)
     assert found == {
         "a": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True),
@@ -54,7 +64,14 @@ def test_fields_become_distributions_and_back():
         "e": optuna.distributions.CategoricalDistribution(["relu", "tanh"]),
     }
     chosen = {"a": 1e-3, "b": 0.5, "c": 2, "d": "[8]", "e": "tanh"}
-    assert point_of(settings, chosen) == {"a": 1e-3, "b": 0.5, "c": 2, "d": [8], "e": "tanh", "f": 3}
+    assert point_of(settings, chosen) == {
+        "a": 1e-3,
+        "b": 0.5,
+        "c": 2,
+        "d": [8],
+        "e": "tanh",
+        "f": 3,
+    }
 
 
 @pytest.fixture(params=["{}/shared.log", "sqlite:///{}/shared.db"])
@@ -72,7 +89,9 @@ def test_workers_share_the_trials_of_a_study(studies):
     first, second = studies("first"), studies("second")
     asked = first.ask(4, 6, held=[])
     more = second.ask(4, 6, held=[])
-    assert [number for number, _ in asked + more] == list(range(6))  # none twice, no more than there are to be
+    assert [number for number, _ in asked + more] == list(
+        range(6)
+    )  # none twice, no more than there are to be
     assert len({values["a"] for _, values in asked + more}) == 6  # nor the same values
     assert first.ask(4, 6, held=[number for number, _ in asked]) == []
     assert len(first.ask(4, 8, held=[number for number, _ in asked])) == 2  # a study may grow
@@ -81,7 +100,13 @@ def test_workers_share_the_trials_of_a_study(studies):
     first.tell(Trial(0, None, False, ()))
     first.tell(Trial(0, 7.0, False, ()))  # it is over
     table = first.table()
-    assert [row["state"] for row in table] == ["fail", *["running"] * 3, "complete", "pruned", *["running"] * 2]
+    assert [row["state"] for row in table] == [
+        "fail",
+        *["running"] * 3,
+        "complete",
+        "pruned",
+        *["running"] * 2,
+    ]
     assert [row["score"] for row in table[4:6]] == [2.5, 1.0]
     assert [row["env_steps"] for row in table[4:6]] == [20, 10]
     assert [Path(row["workdir"]).name for row in table[:6]] == ["first"] * 4 + ["second"] * 2
@@ -102,7 +127,9 @@ def test_two_that_ask_for_the_last_trial_do_not_both_get_it(studies, monkeypatch
 
     def too_early(**options):
         calls.append(1)
-        return real(**options)[:2] if len(calls) == 2 else real(**options)  # as it was before the other one asked
+        return (
+            real(**options)[:2] if len(calls) == 2 else real(**options)
+        )  # as it was before the other one asked
 
     monkeypatch.setattr(second.study, "get_trials", too_early)
     assert second.ask(3, 3, held=[]) == []
@@ -148,7 +175,10 @@ def test_the_better_half_goes_on(whole):
         assert [row["trial"] for row in gone_on] == [max(early, key=early.get)]
         assert len(pruned) == 1
         assert all(row["score"] == pytest.approx(early[row["trial"]]) for row in pruned)
-    assert all(1e-3 <= row[RATE] <= 1e-1 and row[GAMMA] in (0.5, 0.9) and row["rollout_length"] == 6 for row in table)
+    assert all(
+        1e-3 <= row[RATE] <= 1e-1 and row[GAMMA] in (0.5, 0.9) and row["rollout_length"] == 6
+        for row in table
+    )
     assert read_table(folder) == table
 
 
@@ -168,7 +198,9 @@ def test_members_go_on_where_their_rung_ended(whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("looks", [2, 6])
 def test_a_search_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks):
-    again = functools.partial(search, CONFIG, VALUES, batch=2, seeds=2, halving=Halving(2, 1), workdir=tmp_path)
+    again = functools.partial(
+        search, CONFIG, VALUES, batch=2, seeds=2, halving=Halving(2, 1), workdir=tmp_path
+    )
     stopped = again(trials=2 if looks == 6 else 4, stop=EndsAfter(looks))
     assert any(row["state"] == "running" for row in stopped) == (looks == 2)
     again(trials=4, resume=True)  # a study may grow
@@ -182,7 +214,9 @@ def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
         [Trial(member.point, 1.0, False, ((10, 1.0),)) for member in members], []
     ))  # fmt: skip
     monkeypatch.setattr(trials, "conclude", lambda *_: None)
-    table = search(CONFIG, {"num_envs": [8, 6], "num_blocks": [2, 4]}, trials=12, batch=3, workdir=tmp_path)
+    table = search(
+        CONFIG, {"num_envs": [8, 6], "num_blocks": [2, 4]}, trials=12, batch=3, workdir=tmp_path
+    )
     together = [row["num_envs"] == 6 and row["num_blocks"] == 4 for row in table]
     assert 0 < sum(together) < 12
     assert [row["state"] == "fail" for row in table] == together
@@ -193,8 +227,14 @@ def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
     ("arguments", "words"),
     [
         ({"values": {RATE: [1e-3]}}, "must be several values or a range of at least one field"),
-        ({"values": {RATE: "log:1e-3:1e-1", "num_env": [4]}}, "unknown field num_env: did you mean 'num_envs'?"),
-        ({"values": {GAMMA: "uniform:0.5:1.5"}}, "policies.agent.gamma = 1.5: must be between 0 and 1"),
+        (
+            {"values": {RATE: "log:1e-3:1e-1", "num_env": [4]}},
+            "unknown field num_env: did you mean 'num_envs'?",
+        ),
+        (
+            {"values": {GAMMA: "uniform:0.5:1.5"}},
+            "policies.agent.gamma = 1.5: must be between 0 and 1",
+        ),
         ({"trials": 0}, "trials = 0: must be at least 1"),
         ({"batch": 0}, "batch = 0: must be at least 1"),
         ({"metric": "agent/episode_retrun"}, "did you mean 'agent/episode_return'"),
@@ -219,7 +259,12 @@ def test_two_processes_share_a_journal_file(tmp_path):
         "--set", "updates_per_chunk=8", "--storage", str(tmp_path / "journal.log"),
     ]  # fmt: skip
     workers = [
-        subprocess.Popen([*command, "--workdir", str(tmp_path / name)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, "--workdir", str(tmp_path / name)],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for name in ("a", "b")
     ]
     for worker in workers:
@@ -230,6 +275,8 @@ def test_two_processes_share_a_journal_file(tmp_path):
     assert [(row["trial"], row["state"]) for row in table] == [(i, "complete") for i in range(12)]
     assert len({row[RATE] for row in table}) == 12
     trained = [
-        trial["trial"] for file in tmp_path.glob("?/batches/*/batch.json") for trial in json.loads(file.read_text())
+        trial["trial"]
+        for file in tmp_path.glob("?/batches/*/batch.json")
+        for trial in json.loads(file.read_text())
     ]
     assert sorted(trained) == list(range(12))
