@@ -64,9 +64,9 @@ test-all: $(DEV_STAMP)
 # Further folders of tests are formatted by the issue "A spine you can read".
 FORMATTED_TESTS := tests/*.py $(addprefix tests/,adapters adversary envs later) \
 	$(addprefix tests/train/,*.py config devices evaluation host kernels learner networks rollout \
-	state storage)
+	population state storage) tests/experiments/test_sweep*.py
 
-FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks reference report cli.py)
+FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks reference report sweep *.py) train/population
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check

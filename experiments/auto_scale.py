@@ -1,9 +1,9 @@
-"""Auto-scale: how many replicas, and how long a rollout, make a run fast within the memory that there is.
+"""Auto-scale: find the number of replicas, and the rollout length, at which a run is fastest.
 
     wdjax train cartpole_ppo --auto-scale
 
-Doubles num_envs for as long as the compiled program says that it fits and a short measurement says that it pays. What
-does not fit is known before it runs (`compiled.memory_analysis()`): nothing too large is ever started.
+num_envs is doubled while the compiled program fits into memory and a short measurement is faster.
+`compiled.memory_analysis()` provides the memory before a program runs.
 """
 
 import dataclasses
@@ -21,32 +21,32 @@ from wdjax.train.host.programs import Program, compile_chunk
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.learner.validate import validate
 
-WORTH = 1.05  # a doubling pays where it is faster by this
-FEWEST_UPDATES = 20  # that a run must have left: fewer learn nothing, however fast
-SECONDS = 1.0  # of measuring, at least one call
-FEW = 10  # updates of a call
+WORTH = 1.05  # smallest increase in speed for which a size is doubled
+FEWEST_UPDATES = 20  # a run must keep this many to learn
+SECONDS = 1.0  # duration of a measurement
+FEW = 10  # updates per call
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What one size of a run came to."""
+    """Result of one size."""
 
     num_envs: int
     rollout_length: int
     memory: int | None = None
-    """bytes that the run needs on a device; None where it was not compiled"""
+    """Bytes that the run needs on a device; None if it was not compiled."""
     env_steps_per_second: float | None = None
-    """None where it was not run"""
+    """None if it was not run."""
     words: str = ""
-    """why it was not run, or failed"""
+    """Reason why it was not run, or failed."""
 
 
 def measure(config: TrainConfig, budget: int) -> Trial:
-    """Compiles the program of a run, and where it fits runs it for a second."""
+    """Compile the program of a run, and run it for a second if it fits."""
     trial = Trial(config.num_envs, config.rollout_length)
     try:
         validate(config)
-    except ValueError as error:  # minibatches that do not divide it, say
+    except ValueError as error:  # for example minibatches that do not divide it
         return dataclasses.replace(trial, words=one_line(error))
     try:
         learner = make_learner(config)
@@ -68,8 +68,7 @@ def measure(config: TrainConfig, budget: int) -> Trial:
 
 
 def time_of(program: Program, state: Any, size: int) -> float:
-    """Returns the seconds of so many updates: of the fastest within SECONDS, for whatever else the machine does only
-    slows it."""
+    """Return the seconds of `size` updates: the shortest of all calls within SECONDS."""
     state, times = play(program, state, 1).state, []
     while sum(times) < SECONDS:
         played = play(program, state, size)
@@ -82,19 +81,23 @@ def auto_scale(
     config: TrainConfig, rollout: bool = False, budget: int | None = None,
     attempt: Callable[[TrainConfig, int], Trial] = measure,
 ) -> tuple[TrainConfig, list[Trial]]:  # fmt: skip
-    """Returns (the configuration with the num_envs that was found, what was tried in its order).
+    """Find the fastest num_envs, and optionally rollout_length.
 
-    From where the configuration stands num_envs is doubled until it does not fit, or two doublings in a row have not
-    paid; where already the first does not fit, it is halved until one does. Of what has run, the smallest that is
-    nearly as fast as the fastest is taken (by WORTH): a larger one would cost updates, and so learning, for nothing.
+    num_envs is doubled until it does not fit or two doublings in a row are not faster. If the first
+    size does not fit, it is halved until one fits. The smallest size that is nearly as fast as the
+    fastest (by WORTH) is chosen, since a larger one leaves fewer updates.
 
     Args:
-        rollout: then the same with rollout_length.
+        config: configuration with the first size.
+        rollout: also scale rollout_length.
         budget: bytes on a device; None: `bytes_free`.
         attempt: (config, budget) -> Trial.
 
+    Returns:
+        (configuration with the chosen size, trials in their order).
+
     Raises:
-        ValueError: where nothing fits, and for a run of several processes, whose clocks would differ.
+        ValueError: if no size fits, or in a run of several processes.
     """
     require(
         jax.process_count() == 1,
@@ -118,12 +121,12 @@ def auto_scale(
 def search(
     config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]
 ) -> list[Trial]:
-    """Tries a field of a configuration as it is, then doubled, or halved where that does not fit."""
+    """Try a field of a configuration, and double it, or halve it until it fits."""
     size, tried = getattr(config, field), [attempt(config, budget)]
     while tried[-1].env_steps_per_second is None and size % 2 == 0:
         size //= 2
         tried.append(attempt(dataclasses.replace(config, **{field: size}), budget))
-    fastest, idle = tried[0].env_steps_per_second, 0  # None: what is larger did not fit
+    fastest, idle = tried[0].env_steps_per_second, 0  # None: a larger size did not fit
     while fastest is not None and idle < 2 and tried[-1].env_steps_per_second is not None:
         config = dataclasses.replace(config, **{field: 2 * getattr(config, field)})
         if config.num_updates < FEWEST_UPDATES:
@@ -137,12 +140,12 @@ def search(
 
 
 def in_words(size: int) -> str:
-    """Returns a number of bytes in words: 1.2 MB or 3.40 GB."""
+    """Return a number of bytes as text: 1.2 MB or 3.40 GB."""
     return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
 
 
 def trial_table(trials: list[Trial], found: TrainConfig) -> Table:
-    """Returns what was tried as a table of rich; what was found is marked."""
+    """Return the trials as a table that marks the chosen size."""
     numbers = ("num_envs", "rollout_length", "memory", "env steps/s")
     table = Table(*(Column(name, justify="right") for name in numbers), "", title="--auto-scale")
     for trial in trials:
@@ -155,11 +158,12 @@ def trial_table(trials: list[Trial], found: TrainConfig) -> Table:
 
 
 def what_changes(before: TrainConfig, after: TrainConfig) -> str:
-    """Returns in words what another size means for learning."""
+    """Return the effect of another size on learning, as text."""
     old, new = before.env_steps_per_update, after.env_steps_per_update
     if old == new:
         return "The number of env steps per update is unchanged."
     return (
-        f"An update learns from {new:,} env steps instead of {old:,}, and the run has {after.num_updates:,} updates "
-        f"instead of {before.num_updates:,}. Learning rates, minibatches and epochs are unchanged and may need tuning."
+        f"An update learns from {new:,} env steps instead of {old:,}, and the run has "
+        f"{after.num_updates:,} updates instead of {before.num_updates:,}. Learning rates, "
+        "minibatches and epochs are unchanged and may need tuning."
     )

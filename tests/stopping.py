@@ -1,14 +1,14 @@
-"""How a sweep ends early in a test."""
+"""Events that end training early in a test."""
 
 import threading
 
 
 class Killed(BaseException):
-    """As if the process had been killed: nothing catches it, nothing is saved."""
+    """Ends training like a killed process: it is not caught, and nothing is saved."""
 
 
 class EndsAfter(threading.Event):
-    """A stop signal that is found set at the nth look, or kills there."""
+    """A stop event that is set, or raises Killed, after a number of checks."""
 
     def __init__(self, looks, kills=False):
         super().__init__()

@@ -32,56 +32,61 @@ from wdjax.train.load import preset_path
 
 @dataclasses.dataclass(frozen=True)
 class SweepArguments:
-    """Train many runs of PRESET in one program: every combination of values with every seed (a grid), trials proposed
-    by Optuna (--search), or population-based training (--pbt).
+    """Train many runs of PRESET in one program.
 
-        wdjax sweep cartpole_ppo --seeds 8 --set policies.agent.learning_rate=1e-3,3e-3 --set env_params.length=0.5,0.7
+    The runs are every combination of values with every seed (a grid), trials proposed by Optuna
+    (--search), or a population whose values change during training (--pbt).
+
+        wdjax sweep cartpole_ppo --seeds 8 --set policies.agent.learning_rate=1e-3,3e-3
         wdjax sweep cartpole_ppo --search 64 --seeds 2 --set policies.agent.learning_rate=log:1e-4:1e-2
         wdjax sweep cartpole_ppo --pbt 16 --set policies.agent.learning_rate=log:1e-4:1e-2
 
-    Members that differ in seeds, env_params and (traced) hyperparameters share one program. Every other difference
-    (network sizes, num_envs, algorithm) needs a separate program.
+    Members that differ in seeds, env_params and (traced) hyperparameters share one program. Every
+    other difference (network sizes, num_envs, algorithm) needs a separate program.
     """
 
     set: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUES")
     ] = ()
-    """Values of a field (see `wdjax train PRESET --help`), written as in YAML: VALUE for all members, or
-    VALUE,VALUE,... to vary (a schedule: [[0,1e-3],[1e6,0]]). With --search and --pbt also a range: log:LOW:HIGH,
-    uniform:LOW:HIGH, int:LOW:HIGH."""
+    """Values of a field (see `wdjax train PRESET --help`), written as in YAML: VALUE for all
+    members, or VALUE,VALUE,... to vary (a schedule: [[0,1e-3],[1e6,0]]). With --search and --pbt
+    also a range: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH."""
     point: Annotated[
         tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE")
     ] = ()
     """One explicit combination instead of all combinations: --point a=1 b=2 --point a=3 b=4."""
     file: Path | None = None
-    """YAML file with more values, either a mapping (FIELD: [VALUE, VALUE] or FIELD: log:LOW:HIGH) or a list of points
-    ({FIELD: VALUE, FIELD: VALUE})."""
+    """YAML file with more values, either a mapping (FIELD: [VALUE, VALUE] or FIELD: log:LOW:HIGH)
+    or a list of points ({FIELD: VALUE, FIELD: VALUE})."""
     seeds: int = 1
     """Seeds per combination or trial, counted up from the preset's seed."""
     metric: str = ""
     """Metric used as score, by its last training value. Empty: the return, if one policy trains."""
     members_at_once: int = 0
-    """Members per program, over all devices. The remaining members follow in batches. 0: as many as memory allows."""
+    """Members per program, over all devices. The remaining members follow in batches. 0: as many as
+    memory allows."""
     devices: int = 0
     """Number of devices that share the members. 0: all (the CPU counts as one)."""
     workdir: Path = Path("runs/sweep")
-    """Folder of the sweep: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax eval and render)."""
+    """Folder of the sweep: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax
+    eval and render)."""
     resume: bool = False
     """Continue the sweep in the folder. Finished members are not trained again."""
     trust: Modules = ()
     callbacks: Callbacks = ()
     search: int = 0
-    """Number of trials proposed by Optuna (pip install "wdjax[search]"), over all workers. 0: no search."""
+    """Number of trials proposed by Optuna (pip install "wdjax[search]"), over all workers. 0: no
+    search."""
     batch: int = 16
     """With --search: trials trained together in one program."""
     halving: int = 0
-    """With --search: successive halving. The best 1/N of each batch continue to N times the length. 0: train all trials
-    to the end."""
+    """With --search: successive halving. The best 1/N of each batch continue to N times the length.
+    0: train all trials to the end."""
     rungs: int = 2
     """With --search and --halving: number of halving steps."""
     storage: str = ""
-    """With --search: Optuna storage, a journal file or a database URL. Several workers can share it, each with its own
-    --workdir. Empty: WORKDIR/optuna.log."""
+    """With --search: Optuna storage, a journal file or a database URL. Several workers can share
+    it, each with its own --workdir. Empty: WORKDIR/optuna.log."""
     study: str = "wdjax"
     """With --search: name of the Optuna study."""
     pbt: int = 0
@@ -89,11 +94,13 @@ class SweepArguments:
     pbt_every_updates: int = 0
     """With --pbt: updates between selections. 0: use --pbt-every."""
     pbt_every: int = 1
-    """With --pbt: chunks between selections (of updates_per_chunk updates; if that is 0, a twentieth of the run)."""
+    """With --pbt: chunks between selections (of updates_per_chunk updates; if that is 0, a
+    twentieth of the run)."""
     pbt_fraction: float = 0.25
     """With --pbt: fraction of members replaced by copies of the best members at each selection."""
     pbt_factors: tuple[float, float] = FACTORS
-    """With --pbt: each hyperparameter of a copy is multiplied by one of these two factors, chosen at random."""
+    """With --pbt: each hyperparameter of a copy is multiplied by one of these two factors, chosen
+    at random."""
 
 
 # option -> its mode; options of the topic `more` of --help

@@ -188,7 +188,7 @@ class Sweep:
 
 
 @contextlib.contextmanager
-def open_sweep(
+def open_sweep(  # noqa: D417  (as for `sweep`)
     workdir: str | Path | None,
     asked: Mapping[str, Any],
     configs: Iterable[TrainConfig],

@@ -66,7 +66,7 @@ class Selection:
         return self.every_updates or self.every * chunk
 
 
-def evolve(
+def evolve(  # noqa: D417  (as for `sweep`)
     config: TrainConfig | str | Path,
     values: Mapping[str, Any],
     members: int = 16,

@@ -41,7 +41,7 @@ from wdjax.train.load import change_config
 from wdjax.train.storage.folder import plain_config, read_json, require_fields
 
 
-def search(
+def search(  # noqa: D417  (as for `sweep`)
     config: TrainConfig | str | Path,
     values: Mapping[str, Any],
     trials: int,

@@ -95,7 +95,7 @@ def _short(value: Any) -> str:
 
 
 def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
-    """Return the table that is printed for a grid: the scores of the best points over their seeds."""
+    """Return the table that is printed for a grid: scores of the best points over seeds."""
     names = varied_fields(members)
     scores: dict[int, list[float]] = {}
     for row in table:

@@ -10,7 +10,7 @@ from wdjax.train.population import programs
 
 @pytest.fixture(scope="module")
 def registered_probes():
-    """Makes the probe environments known by name."""
+    """Register the probe environments by name."""
     with pytest.MonkeyPatch.context() as patch:
         for name, cls in PROBES.items():
             patch.setitem(envs._REGISTRY, name, cls)
@@ -19,7 +19,7 @@ def registered_probes():
 
 @pytest.fixture(scope="module")
 def compiled_once():
-    """Sweeps of a module share programs of the same shapes: all have its CONFIG's, but for what stands in the key."""
+    """Compile programs once for all sweeps of a module; their configurations differ in the key."""
     compiled, compile_members = {}, programs.compile_members
 
     def compile_once(setup, states, num_updates, num_devices=1):

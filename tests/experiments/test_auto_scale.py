@@ -1,4 +1,4 @@
-"""Auto-scale: which sizes are tried and which is taken, by hand; what is measured, in the small."""
+"""Auto-scale: the sizes that are tried and chosen, by hand, and small measurements."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 def replay(speeds):
-    """An attempt that knows how fast each (num_envs, rollout_length) is; None: it does not fit."""
+    """Return an attempt with given speeds of (num_envs, rollout_length); None: does not fit."""
     asked = []
 
     def attempt(config, budget):
@@ -48,7 +48,7 @@ def sizes_of(speeds):
     return {(num_envs, 16): speed for num_envs, speed in speeds.items()}
 
 
-def test_doubles_while_it_pays_and_takes_the_smallest_that_is_nearly_as_fast():
+def test_the_smallest_size_near_the_fastest_is_chosen():
     attempt, asked = replay(sizes_of({8: 100.0, 16: 190.0, 32: 300.0, 64: 310.0, 128: 309.0}))
     found, trials = auto_scale(CONFIG, budget=1, attempt=attempt)
     assert found == dataclasses.replace(CONFIG, num_envs=32)  # 310 is less than 5% faster
@@ -56,12 +56,12 @@ def test_doubles_while_it_pays_and_takes_the_smallest_that_is_nearly_as_fast():
     assert [trial.num_envs for trial in trials] == [8, 16, 32, 64, 128]
 
 
-def test_one_doubling_that_does_not_pay_is_passed_over():
+def test_one_slow_doubling_does_not_end_the_search():
     attempt, _ = replay(sizes_of({8: 100.0, 16: 99.0, 32: 150.0, 64: 150.0, 128: 150.0}))
     assert auto_scale(CONFIG, budget=1, attempt=attempt)[0].num_envs == 32
 
 
-def test_stops_before_what_does_not_fit():
+def test_the_search_ends_at_the_first_size_that_does_not_fit():
     attempt, asked = replay(sizes_of({8: 100.0, 16: 200.0, 32: None}))
     found, trials = auto_scale(CONFIG, budget=1, attempt=attempt)
     assert found.num_envs == 16
@@ -69,7 +69,7 @@ def test_stops_before_what_does_not_fit():
     assert trials[-1].words == "needs too much"
 
 
-def test_halves_what_does_not_fit_as_it_is():
+def test_a_size_that_does_not_fit_is_halved():
     attempt, asked = replay(sizes_of({8: None, 4: None, 2: 50.0}))
     assert auto_scale(CONFIG, budget=1, attempt=attempt)[0].num_envs == 2
     assert len(asked) == 3
@@ -78,7 +78,7 @@ def test_halves_what_does_not_fit_as_it_is():
         auto_scale(CONFIG, budget=1, attempt=attempt)
 
 
-def test_rollout_length_only_where_asked():
+def test_rollout_length_is_scaled_on_request():
     speeds = {
         (8, 16): 100.0,
         (16, 16): 200.0,
@@ -97,7 +97,7 @@ def test_rollout_length_only_where_asked():
     ]  # fmt: skip
 
 
-def test_a_run_keeps_some_updates():
+def test_a_run_keeps_a_minimum_of_updates():
     attempt, asked = replay(sizes_of({8: 1.0, 16: 2.0, 32: 4.0}))
     config = dataclasses.replace(CONFIG, total_env_steps=20 * 16 * 16)  # 20 updates of 16 replicas
     found, trials = auto_scale(config, budget=1, attempt=attempt)
@@ -106,7 +106,7 @@ def test_a_run_keeps_some_updates():
     assert trials[-1] == Trial(32, 16, words="not run: leaves only 10 updates in the run")
 
 
-def test_says_what_it_tried_and_what_changes():
+def test_the_table_lists_trials_and_changes():
     attempt, _ = replay(sizes_of({8: 1e6, 16: 2e6, 32: None}))
     found, trials = auto_scale(CONFIG, budget=2_500_000, attempt=attempt)
     cells = [list(column.cells) for column in trial_table(trials, found).columns]
@@ -128,7 +128,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.slow
-def test_measures_what_fits_and_never_runs_what_does_not(quick, monkeypatch):
+def test_only_sizes_that_fit_are_run(quick, monkeypatch):
     trial = measure(CONFIG, 10**9)
     assert trial.words == ""
     assert trial.env_steps_per_second > 0
@@ -143,7 +143,7 @@ def test_measures_what_fits_and_never_runs_what_does_not(quick, monkeypatch):
 
 
 @pytest.mark.slow
-def test_out_of_memory_is_a_trial_that_failed(quick, monkeypatch):
+def test_out_of_memory_is_a_failed_trial(quick, monkeypatch):
     def run_out(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
@@ -158,13 +158,13 @@ def test_out_of_memory_is_a_trial_that_failed(quick, monkeypatch):
         measure(CONFIG, 10**9)
 
 
-def test_what_a_configuration_does_not_allow_is_not_compiled(monkeypatch):
+def test_invalid_sizes_are_not_compiled(monkeypatch):
     monkeypatch.setattr(module, "compile_chunk", lambda *_: pytest.fail("it was compiled"))
     trial = measure(dataclasses.replace(CONFIG, num_envs=9, num_blocks=8), 10**9)
     assert trial.words == "num_blocks = 8: must be a divisor of num_envs = 9"
 
 
-def test_budget_is_part_of_what_is_free(monkeypatch):
+def test_the_budget_is_a_share_of_free_memory(monkeypatch):
     assert 0 < bytes_free() <= 0.8 * host_memory()
 
     class Device:
@@ -175,7 +175,7 @@ def test_budget_is_part_of_what_is_free(monkeypatch):
     assert bytes_free() == 640
 
 
-def test_refuses_several_processes(monkeypatch):
+def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr(module.jax, "process_count", lambda: 2)
     with pytest.raises(
         ValueError, match="--auto-scale = True: must be omitted in multi-process runs"
@@ -184,7 +184,7 @@ def test_refuses_several_processes(monkeypatch):
 
 
 @pytest.mark.slow
-def test_on_the_command_line_it_writes_what_it_found(tmp_path, quick, capsys, monkeypatch):
+def test_the_command_stores_the_chosen_size(tmp_path, quick, capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     arguments = [
         "train", "cartpole_ppo", "--workdir", str(tmp_path / "run"), "--auto-scale", "--num-envs", "4",

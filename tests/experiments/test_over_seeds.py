@@ -1,4 +1,4 @@
-"""Interquartile means, intervals and probabilities of improvement: by hand, and as SciPy has them."""
+"""Interquartile means, intervals and probabilities of improvement, by hand and by SciPy."""
 
 import math
 
@@ -16,7 +16,7 @@ from wdjax.experiments.over_seeds import (
 )
 
 
-def test_the_mean_of_the_middle_half_by_hand():
+def test_interquartile_mean_by_hand():
     assert (
         interquartile_mean(np.array([9.0, 1.0, 2.0, -50.0, 3.0])) == 2
     )  # one of five at either end
@@ -27,21 +27,21 @@ def test_the_mean_of_the_middle_half_by_hand():
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
-def test_the_middle_half_is_scipys(scores):
+def test_interquartile_mean_equals_scipy(scores):
     np.testing.assert_allclose(
         interquartile_mean(np.array(scores)), scipy.stats.trim_mean(scores, 0.25), atol=1e-6
     )
 
 
 def test_probability_of_improvement_by_hand():
-    """Of 6 pairs 2 are won and 1 is even."""
+    """X is higher in 2 of 6 pairs and equal in 1."""
     x, y = np.array([1.0, 4.0]), np.array([1.0, 2.0, 5.0])
     assert probability_of_improvement(x, y) == 2.5 / 6
     assert probability_of_improvement(x, y) + probability_of_improvement(y, x) == 1
 
 
 @given(*[st.lists(st.integers(0, 5), min_size=1, max_size=9)] * 2)
-def test_probability_of_improvement_is_mann_whitneys(x, y):
+def test_probability_of_improvement_equals_mann_whitney(x, y):
     expected = scipy.stats.mannwhitneyu(x, y, method="asymptotic").statistic / (len(x) * len(y))
     assert probability_of_improvement(np.array(x, float), np.array(y, float)) == pytest.approx(
         expected
@@ -53,7 +53,7 @@ def test_the_bootstrap_draws_from_all_scores():
     assert bootstrap_interval(np.array([1.0, 3.0])) == (1, 3)
 
 
-def test_an_interval_is_that_of_scipys_bootstrap():
+def test_the_interval_equals_the_bootstrap_of_scipy():
     scores = np.random.default_rng(3).normal(10, 2, 24)
     theirs = scipy.stats.bootstrap(
         (scores,), interquartile_mean, n_resamples=4_000, method="percentile", random_state=1

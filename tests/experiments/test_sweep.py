@@ -1,4 +1,4 @@
-"""Sweeps of a probe: members are their solo runs, and whatever interrupts a sweep changes no number."""
+"""Sweeps of a probe: members equal their runs, and interruptions change no number."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ def assert_same(a, b):
 
 
 def assert_rows_agree(row, other):
-    """Numbers but for rounding, all else exactly."""
+    """Assert that numbers agree to rounding, and everything else exactly."""
     assert row.keys() == other.keys()
     for name, value in row.items():
         number = isinstance(value, (int, float))
@@ -59,7 +59,7 @@ def assert_rows_agree(row, other):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Returns (folder, table) of a sweep of 16 members in two turns."""
+    """Return (folder, table) of a sweep of 16 members in two batches."""
     folder = tmp_path_factory.mktemp("sweeps") / "whole"
     return folder, sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8)
 
@@ -68,8 +68,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 13])
-def test_a_member_is_its_solo_run(whole, number):
-    """Other seeds, hyperparameters and physics in one program: it draws what it would alone, and learns the same."""
+def test_a_member_equals_its_run(whole, number):
+    """Members differ in seeds, hyperparameters and physics, and use the same random numbers."""
     folder, table = whole
     learner, mine = load_member(folder, number)
     assert learner.config.seed == number % 4
@@ -91,7 +91,7 @@ def test_a_member_is_its_solo_run(whole, number):
     assert_rows_agree({name: table[number][name] for name in last}, last)
 
 
-def test_table_names_values_and_scores(whole):
+def test_the_table_contains_values_and_scores(whole):
     folder, table = whole
     assert [row["member"] for row in table] == list(range(16))
     assert [(row[RATE], row["env_params.by_match"], row["seed"]) for row in table] == [
@@ -123,7 +123,7 @@ def test_the_best_member_is_a_run(whole):
 
 
 @pytest.mark.slow
-def test_what_fixes_shapes_has_its_own_program(tmp_path):
+def test_each_value_of_a_static_field_has_a_program(tmp_path):
     values = {"policies.agent.network.hidden_sizes": [[8], [4]], "total_env_steps": [48]}
     table = sweep(CONFIG, values, workdir=tmp_path)
     assert [row["policies.agent.network.hidden_sizes"] for row in table] == [[8], [4]]
@@ -139,7 +139,7 @@ def test_what_fixes_shapes_has_its_own_program(tmp_path):
 
 
 @pytest.mark.slow
-def test_members_on_eight_devices_say_nothing_to_each_other(whole, tmp_path):
+def test_eight_devices_give_the_same_scores(whole, tmp_path):
     spread = sweep(CONFIG, VALUES, seeds=2, workdir=tmp_path / "eight", devices=8)
     alone = [row for row in whole[1] if row["seed"] < 2]
     for i, (row, other) in enumerate(zip(alone, spread, strict=True)):
@@ -150,7 +150,7 @@ def test_members_on_eight_devices_say_nothing_to_each_other(whole, tmp_path):
 
 
 def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
-    """Its learning rate overflows; its neighbours in the program learn what they learned without it."""
+    """Its learning rate overflows; the other members of the program are unchanged."""
     values = {**VALUES, RATE: [1e-2, 1e38]}
     table = sweep(CONFIG, values, seeds=4, workdir=tmp_path, members_at_once=8, quiet=False)
     for row, other in zip(table[:8], whole[1], strict=False):
@@ -183,7 +183,7 @@ def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
         )),
     ],
 )  # fmt: skip
-def test_a_sweep_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks, kills, devices):
+def test_an_interrupted_sweep_ends_with_the_same_table(whole, tmp_path, looks, kills, devices):
     folder = tmp_path / "sweep"
     again = functools.partial(sweep, CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8)
     try:
@@ -208,7 +208,7 @@ def test_a_sweep_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks
         assert turn.stat().st_mtime_ns == written  # it was not begun again
 
 
-def test_what_is_finished_is_not_run_again(whole, monkeypatch):
+def test_finished_batches_are_not_trained_again(whole, monkeypatch):
     folder, table = whole
     monkeypatch.setattr(programs, "compile_members", None)
     assert sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8, resume=True) == table
@@ -279,7 +279,7 @@ def test_copies_change_their_values_within_bounds():
     assert factors == {(a, b) for a in (0.5, 1.2) for b in (0.5, 1.2)}  # drawn separately
 
 
-def test_without_an_episode_a_score_stays_and_is_inherited():
+def test_the_last_score_is_kept_and_copied_without_an_episode():
     before = [{"member": 0, "score": 1.0, "parent": 2}, {"member": 1, "score": 5.0, "parent": None},
               {"member": 2, "score": 7.0, "parent": None}, {"member": 3, "score": None, "parent": None}]  # fmt: skip
     rows = [{"x": None}, {"x": None}, {"x": 3.0}, {"x": None}]
@@ -295,7 +295,7 @@ def population(tmp_path_factory):
     return folder, evolve(CONFIG, PLAIN, 8, workdir=folder)
 
 
-def test_history_tells_who_copied_whom(population):
+def test_the_history_contains_parents(population):
     folder, table = population
     assert [(row["updates"], row["member"]) for row in table] == [
         (k, i) for k in (1, 2, 3, 4) for i in range(8)
@@ -329,7 +329,7 @@ def test_history_tells_who_copied_whom(population):
 @pytest.mark.parametrize(
     ("looks", "kills"), [pytest.param(1, False, marks=pytest.mark.slow), (3, True)]
 )
-def test_a_population_that_goes_on_ends_as_if_nothing_had_been(population, tmp_path, looks, kills):
+def test_an_interrupted_population_ends_with_the_same_table(population, tmp_path, looks, kills):
     folder = tmp_path / "pbt"
     try:
         evolve(CONFIG, PLAIN, 8, workdir=folder, stop=EndsAfter(looks, kills))
@@ -340,7 +340,7 @@ def test_a_population_that_goes_on_ends_as_if_nothing_had_been(population, tmp_p
 
 
 @pytest.mark.slow
-def test_a_population_copies_across_devices(population, tmp_path):
+def test_members_are_copied_across_devices(population, tmp_path):
     table = evolve(CONFIG, PLAIN, 8, workdir=tmp_path / "pbt", devices=8)
     for row, other in zip(table, population[1], strict=True):
         assert row["parent"] == other["parent"]
@@ -353,7 +353,7 @@ def test_a_population_copies_across_devices(population, tmp_path):
     )
 
 
-def test_members_json_says_who_goes_in_a_turn(whole):
+def test_members_json_lists_the_members_of_a_batch(whole):
     content = json.loads((whole[0] / "groups/000/001/members.json").read_text())
     assert content["size"] == 8
     assert [member["member"] for member in content["members"]] == list(range(8, 16))
@@ -380,7 +380,7 @@ def test_callbacks_see_every_member_and_end_the_sweep(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_ends_once_all_members_have_reached_the_goal(tmp_path):
+def test_a_batch_ends_once_all_members_reach_the_goal(tmp_path):
     goal = dataclasses.replace(CONFIG, stop_at={"episode_length": 1})
     table = sweep(goal, {}, seeds=8, workdir=tmp_path)
     assert [row["updates"] for row in table] == [2] * 8
@@ -392,7 +392,7 @@ def test_a_program_ends_once_all_members_have_reached_the_goal(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_under_a_version_with_more_fields(tmp_path):
+def test_a_sweep_of_a_version_with_fewer_fields_resumes(tmp_path):
     stop = EndsAfter(2)
     sweep(CONFIG, {}, seeds=8, workdir=tmp_path, stop=stop)
     file = tmp_path / "sweep.yaml"

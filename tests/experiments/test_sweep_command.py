@@ -1,4 +1,4 @@
-"""wdjax sweep: from the command line to each kind of sweep, and killed at random moments."""
+"""The command wdjax sweep: its arguments, its help, and SIGKILL at random times."""
 
 import random
 import signal
@@ -24,7 +24,7 @@ RATE = "policies.agent.learning_rate"
 
 @pytest.fixture
 def called(monkeypatch, tmp_path):
-    """Runs a command line; returns which function it called, and with what, in place of running it."""
+    """Return a function that runs a command and returns the call that it makes."""
     monkeypatch.setenv(
         "JAX_COMPILATION_CACHE_DIR", str(tmp_path)
     )  # leaves the settings of the tests alone
@@ -50,7 +50,7 @@ COMMON = {
 }  # fmt: skip
 
 
-def test_a_grid(called, tmp_path):
+def test_arguments_of_a_grid(called, tmp_path):
     name, own, options = called(
         "--seeds", "8", "--set", f"{RATE}=1e-3,3e-3", "--set", "env_params.length=0.5,0.7"
     )
@@ -74,7 +74,7 @@ def test_a_grid(called, tmp_path):
     assert options == COMMON | changes
 
 
-def test_a_search(called):
+def test_arguments_of_a_search(called):
     name, own, options = called(
         "--search", "64", "--seeds", "2", "--set", f"{RATE}=log:1e-4:1e-2", "--batch", "8", "--halving", "3",
         "--rungs", "1", "--storage", "sqlite:///a.db", "--study", "cart",
@@ -83,7 +83,7 @@ def test_a_search(called):
     assert options == {**COMMON, "storage": "sqlite:///a.db", "study": "cart", "members_at_once": 0}
 
 
-def test_a_population(called):
+def test_arguments_of_a_population(called):
     line = [
         "--pbt",
         "16",
@@ -102,7 +102,7 @@ def test_a_population(called):
     assert own[2] == Selection(every_updates=50)
 
 
-def test_help_explains_the_three(capsys):
+def test_help_lists_the_options_of_each_kind(capsys):
     cli.main(["sweep", "--help"])
     said = capsys.readouterr().out
     for words in (
@@ -123,8 +123,8 @@ def test_help_explains_the_three(capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [[], ["--pbt", "4"]], ids=["grid", "population"])
-def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path, mode):
-    """SIGKILL, six times or until it is done, also while it saves; then the table of a sweep that was never killed."""
+def test_a_sweep_killed_at_random_times_ends_with_the_same_table(tmp_path, mode):
+    """Six times SIGKILL, or until it is complete, also during saves."""
     config = tiny_config(
         "cartpole", {"agent": tiny_policy("A2C")}, num_envs=4, rollout_length=16, total_env_steps=40 * 64,
         updates_per_chunk=1, checkpoint_every=2,

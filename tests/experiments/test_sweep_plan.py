@@ -1,4 +1,4 @@
-"""What a sweep is made of, without a run: values, combinations, groups, turns, tables."""
+"""Parts of a sweep without training: values, combinations, programs, rungs, tables."""
 
 import csv
 import dataclasses
@@ -61,7 +61,7 @@ def config():
         ("int:1:8", Range("int", 1, 8)),
     ],
 )
-def test_text_becomes_values(text, values):
+def test_text_is_parsed_as_values(text, values):
     assert parse_settings([f"a.b={text}"]) == {"a.b": values}
 
 
@@ -81,11 +81,11 @@ def test_text_becomes_values(text, values):
         (["a=uniform:nan:1"], "must be finite, with LOW below HIGH"),
     ],
 )
-def test_text_that_is_no_value_is_refused(settings, words):
+def test_invalid_text_is_refused(settings, words):
     assert words in refusal(parse_settings, settings)
 
 
-def test_values_in_python_may_be_of_any_kind():
+def test_python_values_are_parsed():
     assert parse_values("a", 3) == [3]
     assert parse_values("a", (1, 2)) == [1, 2]
     assert parse_values("a", np.array([1.0, 2.0])) == [1.0, 2.0]
@@ -93,7 +93,7 @@ def test_values_in_python_may_be_of_any_kind():
     assert parse_values("a", "log:1:2") == Range("log", 1.0, 2.0)
 
 
-def test_a_file_holds_a_grid_or_points(tmp_path):
+def test_a_file_contains_a_grid_or_points(tmp_path):
     file = tmp_path / "values.yaml"
     file.write_text(
         f"{RATE}: [1e-3, 3e-3]\nenv_params.length: 0.5\npolicies.agent.gamma: log:0.9:1"
@@ -133,7 +133,7 @@ def test_points_are_all_combinations():
     assert "must be different from each other" in refusal(make_points, {}, [{"a": 1}, {"a": 1}])
 
 
-def test_seeds_are_counted_or_named():
+def test_seeds_are_a_number_or_a_list():
     assert make_seeds(3, 5) == [5, 6, 7]
     assert make_seeds([9, 2], 5) == [9, 2]
     assert "seeds = 0: must be at least 1" in refusal(make_seeds, 0, 0)
@@ -171,7 +171,7 @@ def groups_of(members):
         ("env_params.episode_length", [100, 200], 1),
     ],
 )
-def test_what_is_traced_shares_a_program(config, name, values, programs):
+def test_members_with_traced_differences_share_a_program(config, name, values, programs):
     members = make_members(config, make_points({name: values}), [0, 1])
     groups = groups_of(members)
     assert len(groups) == programs
@@ -180,15 +180,15 @@ def test_what_is_traced_shares_a_program(config, name, values, programs):
     assert [member.config.seed for member in members] == [0, 1, 0, 1]
 
 
-def test_what_bounds_actions_is_not_shared():
-    """A Box of actions is part of the program: the pendulum's largest torque is its bound, its length is not."""
+def test_bounds_of_actions_need_separate_programs():
+    """The action space is static. It contains the largest torque of the pendulum."""
     base = load_config("pendulum_ddpg")
     for name, programs in (("max_torque", 2), ("length", 1)):
         field = "env_params." + {"max_torque": "max_torque", "length": "l"}[name]
         assert len(groups_of(make_members(base, make_points({field: [1.0, 2.0]}), [0]))) == programs
 
 
-def test_ddpg_shares_what_is_traced():
+def test_members_of_ddpg_share_a_program():
     base = load_config("pendulum_ddpg")
     values = {"policies.agent.ddpg.tau": [0.01, 0.1], "policies.agent.ddpg.noise_scale": [0.5, 1.0]}
     assert len(groups_of(make_members(base, make_points(values), [0]))) == 1
@@ -203,7 +203,7 @@ def test_ddpg_shares_what_is_traced():
     [
         (
             {"policies.agent.learning_rat": [1.0]},
-            "learning_rat of a policy that learns by PPO: did you mean",
+            "unknown field policies.agent.learning_rat: did you mean 'learning_rate'",
         ),
         (
             {RATE: [1e-3, -1.0]},
@@ -266,7 +266,7 @@ def test_a_trial_scores_the_mean_of_its_seeds(config):
     assert trial_scores(members, rows[:3], "x")[1] is None  # a seed without an episode
 
 
-def test_population_draws_within_its_bounds(config):
+def test_first_values_of_a_population_are_within_bounds(config):
     settings = parse_settings(
         [f"{RATE}=log:1e-4:1e-2", "policies.agent.clip=0.1,0.2,0.3", "num_envs=8"]
     )
@@ -303,7 +303,7 @@ def test_population_draws_within_its_bounds(config):
         ),
     ],
 )
-def test_what_a_run_cannot_change_is_refused(config, tmp_path, values, words):
+def test_fields_that_are_not_traced_are_refused(config, tmp_path, values, words):
     assert words in refusal(evolve, config, values, 4, workdir=tmp_path / "pbt")
     assert not (tmp_path / "pbt").exists()
 
@@ -357,13 +357,13 @@ def test_the_table_holds_the_last_chunk_and_the_last_known_score(config, tmp_pat
     assert point_words(members[1].values, varied_fields(members)) == "learning_rate 0.003"
 
 
-def test_the_curves_that_end_highest():
+def test_the_curves_with_the_highest_ends_are_drawn():
     curves = [({}, np.array([1]), np.array([[value]])) for value in range(12)]
     assert best_points([*curves, ({}, np.zeros(0), np.zeros((0, 0)))]) == list(range(2, 12))
 
 
-def test_a_curve_of_a_sweep_is_of_the_same_seeds_everywhere(config):
-    """Of three seeds one ends early with bad numbers, and one never has a number."""
+def test_a_curve_has_the_same_seeds_at_every_step(config):
+    """One of three seeds ends early with bad numbers, and one never has a number."""
     members = make_members(config, [{RATE: 1e-3}], [0, 1, 2])
     scores = [
         (0, 8, 1.0),
@@ -379,8 +379,8 @@ def test_a_curve_of_a_sweep_is_of_the_same_seeds_everywhere(config):
     assert (steps.tolist(), found.tolist()) == ([8, 16], [[1, 2], [5, 6]])
 
 
-def test_scores_have_their_sample_deviation(config):
-    """As `pandas` has it: 138.7 and 196.2 are the deviations of two scores over 2 and over 1."""
+def test_scores_have_a_sample_deviation(config):
+    """138.7 and 196.2 are the deviations of two scores over 2 and over 1, as in pandas."""
     members = make_members(config, [{RATE: 1e-3}], [0, 1])
     table = [{"member": i, "score": score} for i, score in enumerate([100.0, 377.4])]
     printed = point_table(members, table)

@@ -1,4 +1,4 @@
-"""A sweep survives what a run survives: damaged checkpoints, lost lines, files that somebody has edited."""
+"""Sweeps with damaged checkpoints, lost lines and edited files."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def population(folder, **options):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A sweep in two turns, four chunks each."""
+    """Return the folder of a sweep in two batches, four chunks each."""
     folder = tmp_path_factory.mktemp("sweeps") / "whole"
     grid(folder)
     return folder
@@ -45,7 +45,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The same, stopped in its second turn after three chunks."""
+    """Return the folder of the same sweep, stopped in its second batch after three chunks."""
     folder = tmp_path_factory.mktemp("sweeps") / "stopped"
     grid(folder, stop=EndsAfter(7))
     return folder
@@ -53,7 +53,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def begun(stopped, tmp_path):
-    """A copy, to be damaged."""
+    """Return a copy of the stopped sweep."""
     return Path(shutil.copytree(stopped, tmp_path / "begun"))
 
 
@@ -78,7 +78,7 @@ def assert_same(folder, other):
 @pytest.mark.parametrize(
     ("turn", "newest"), [("001", 3), ("000", 4)], ids=["in the middle", "finished"]
 )
-def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(
+def test_a_truncated_checkpoint_is_renamed_and_the_table_is_the_same(
     turn, newest, whole, begun, capsys
 ):
     checkpoints = begun / "groups" / "000" / turn / "checkpoints"
@@ -91,7 +91,7 @@ def test_a_truncated_checkpoint_is_set_aside_and_the_sweep_ends_the_same(
 
 
 @pytest.mark.parametrize("turn", ["001", "000"], ids=["in the middle", "finished"])
-def test_where_no_checkpoint_can_be_read_it_says_what_to_do(turn, whole, begun):
+def test_the_error_without_a_readable_checkpoint_names_the_folder(turn, whole, begun):
     checkpoints = begun / "groups" / "000" / turn / "checkpoints"
     for checkpoint in checkpoints.iterdir():
         cut(checkpoint)
@@ -106,8 +106,8 @@ def test_where_no_checkpoint_can_be_read_it_says_what_to_do(turn, whole, begun):
     assert_same(begun, whole)
 
 
-def test_half_a_line_is_cut_off_and_said(whole, begun, capsys):
-    """Behind what the newest checkpoint knows, as a kill leaves it, nothing is lost; before it, a line is."""
+def test_an_incomplete_line_is_removed_with_a_warning(whole, begun, capsys):
+    """A line after the newest checkpoint is written again; one before it is lost."""
     for turn, lost in (("000", 20), ("001", 0)):
         file = begun / "groups" / "000" / turn / "metrics.jsonl"
         if lost:
@@ -128,7 +128,7 @@ def test_half_a_line_is_cut_off_and_said(whole, begun, capsys):
 @pytest.mark.parametrize(
     ("turn", "left"), [("000", 16), ("001", 20)], ids=["finished", "in the middle"]
 )
-def test_metrics_that_are_deleted_are_missed_in_words(turn, left, begun, capsys):
+def test_deleted_metrics_are_reported(turn, left, begun, capsys):
     (begun / "groups" / "000" / turn / "metrics.jsonl").unlink()
     grid(begun, resume=True, quiet=False)
     assert f"groups/000/{turn}/metrics.jsonl is" in words_of(capsys)
@@ -138,7 +138,7 @@ def test_metrics_that_are_deleted_are_missed_in_words(turn, left, begun, capsys)
     )
 
 
-def test_metrics_that_are_deleted_while_a_sweep_runs_are_written_again(whole, tmp_path, capsys):
+def test_metrics_deleted_during_training_are_rewritten(whole, tmp_path, capsys):
     class Deletes(threading.Event):
         def is_set(self):
             file = tmp_path / "sweep" / "groups/000/000/metrics.jsonl"
@@ -153,7 +153,7 @@ def test_metrics_that_are_deleted_while_a_sweep_runs_are_written_again(whole, tm
     assert_same(tmp_path / "sweep", whole)
 
 
-def test_a_population_without_its_metrics_goes_on(tmp_path, capsys):
+def test_a_population_with_lost_lines_resumes(tmp_path, capsys):
     population(tmp_path, stop=EndsAfter(2))
     file = tmp_path / "population" / "000" / "metrics.jsonl"
     os.truncate(file, file.stat().st_size - 10)  # of the last chunk one member's line
@@ -165,14 +165,14 @@ def test_a_population_without_its_metrics_goes_on(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["size.json", "001/members.json"])
-def test_a_file_that_is_no_json_is_named(name, begun):
+def test_invalid_json_is_reported_with_its_file(name, begun):
     file = begun / "groups" / "000" / name
     file.write_text('{"size": 4')
     assert refusal(grid, begun, resume=True).startswith(f"{file} is not valid JSON")
 
 
 @pytest.mark.parametrize("place", ["groups", "groups/000/001"])
-def test_a_sweep_writes_nothing_through_links(place, begun, tmp_path):
+def test_a_sweep_does_not_write_through_links(place, begun, tmp_path):
     outside = tmp_path / "outside"
     shutil.move(begun / place, outside)
     (begun / place).symlink_to(outside)
@@ -181,7 +181,7 @@ def test_a_sweep_writes_nothing_through_links(place, begun, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in outside.rglob("*")} == before
 
 
-def test_a_turn_of_other_members_is_not_gone_on_with(begun):
+def test_a_batch_of_other_members_is_refused(begun):
     file = begun / "groups" / "000" / "001" / "members.json"
     content = json.loads(file.read_text())
     content["members"][0]["member"] = 9
@@ -192,7 +192,7 @@ def test_a_turn_of_other_members_is_not_gone_on_with(begun):
 
 
 @pytest.mark.parametrize("rule", ["stop", "skip"])
-def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, capsys):
+def test_members_with_bad_numbers_are_reported_during_training(rule, tmp_path, capsys):
     config = CONFIG.__class__(**{**vars(CONFIG), "on_bad_numbers": rule})
     sweep(config, {RATE: [1e-2, 1e38]}, seeds=2, workdir=tmp_path, quiet=False)
     words = words_of(capsys)
@@ -208,7 +208,7 @@ def test_members_with_bad_numbers_are_told_while_the_sweep_runs(rule, tmp_path, 
         )
 
 
-def test_no_run_is_trained_in_the_folder_of_a_sweep(whole):
+def test_a_run_in_the_folder_of_a_sweep_is_refused(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     for resume in (False, True):
         words = refusal(Trainer, CONFIG, whole, resume=resume)

@@ -1,4 +1,4 @@
-"""Search by Optuna: what is asked, trained and told, by one worker or several, also when one is killed."""
+"""Search with Optuna, by one worker or several, also if one is killed."""
 
 import functools
 import json
@@ -41,7 +41,7 @@ VALUES = {RATE: "log:1e-3:1e-1", GAMMA: [0.5, 0.9], "rollout_length": [6]}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Returns (folder, table) of 4 trials in batches of 2, of which halves go on from 2 updates to 4."""
+    """Return (folder, table) of 4 trials in batches of 2; one of each continues after 2 updates."""
     folder = tmp_path_factory.mktemp("searches") / "whole"
     return folder, search(
         CONFIG, VALUES, trials=4, batch=2, seeds=2, halving=Halving(2, 1), workdir=folder
@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
 # --- the study alone ---
 
 
-def test_fields_become_distributions_and_back():
+def test_fields_are_converted_to_distributions_and_back():
     settings = parse_settings(
         ["a=log:1e-4:1e-2", "b=uniform:0:1", "c=int:1:8", "d=[64,64],[8]", "e=relu,tanh", "f=3"]
     )
@@ -76,7 +76,7 @@ def test_fields_become_distributions_and_back():
 
 @pytest.fixture(params=["{}/shared.log", "sqlite:///{}/shared.db"])
 def studies(request, tmp_path):
-    """Returns a function that opens the same study for a worker, by name."""
+    """Return a function that opens the same study for a worker."""
     settings, shared = parse_settings(["a=uniform:0:1"]), request.param.format(tmp_path)
 
     def open_one(worker, storage=shared, question=(("x", 1),)):
@@ -112,7 +112,7 @@ def test_workers_share_the_trials_of_a_study(studies):
     assert [Path(row["workdir"]).name for row in table[:6]] == ["first"] * 4 + ["second"] * 2
 
 
-def test_a_killed_worker_finds_its_trials_again(studies):
+def test_a_killed_worker_gets_its_trials_again(studies):
     asked = studies("first").ask(3, 8, held=[])
     studies("second").ask(1, 8, held=[])
     again = studies("first")
@@ -120,7 +120,7 @@ def test_a_killed_worker_finds_its_trials_again(studies):
     assert [number for number, _ in again.ask(3, 8, held=[0, 1])] == [2, 4, 5]
 
 
-def test_two_that_ask_for_the_last_trial_do_not_both_get_it(studies, monkeypatch):
+def test_only_one_of_two_workers_gets_the_last_trial(studies, monkeypatch):
     first, second = studies("first"), studies("second")
     assert len(first.ask(3, 3, held=[])) == 3
     real, calls = second.study.get_trials, []
@@ -147,7 +147,7 @@ def test_a_storage_of_another_question_is_refused(studies, tmp_path):
     assert "storage = " in refusal(studies, "second", storage=str(tmp_path))
 
 
-def test_without_optuna_it_says_what_to_install(monkeypatch):
+def test_the_error_without_optuna_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert 'a search needs Optuna. Run pip install "wdjax[search]"' in refusal(require_optuna)
 
@@ -156,7 +156,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_better_half_goes_on(whole):
+def test_the_better_half_continues(whole):
     folder, table = whole
     assert [row["trial"] for row in table] == list(range(4))
     for batch in (range(2), range(2, 4)):
@@ -183,8 +183,8 @@ def test_the_better_half_goes_on(whole):
 
 
 @pytest.mark.slow
-def test_members_go_on_where_their_rung_ended(whole):
-    """The second rung of a batch begins with the states of the first: with its own update it counts four."""
+def test_members_continue_from_their_last_rung(whole):
+    """The second rung of a batch begins with the states of the first and ends after 4 updates."""
     folder, table = whole
     best = max((row for row in table if row["state"] == "complete"), key=lambda row: row["score"])
     learner, state = load_run(folder / "best")
@@ -197,7 +197,7 @@ def test_members_go_on_where_their_rung_ended(whole):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("looks", [2, 6])
-def test_a_search_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, looks):
+def test_an_interrupted_search_ends_with_the_same_table(whole, tmp_path, looks):
     again = functools.partial(
         search, CONFIG, VALUES, batch=2, seeds=2, halving=Halving(2, 1), workdir=tmp_path
     )
@@ -207,8 +207,8 @@ def test_a_search_that_goes_on_ends_as_if_nothing_had_been(whole, tmp_path, look
     assert (tmp_path / "table.csv").read_bytes() == (whole[0] / "table.csv").read_bytes()
 
 
-def test_values_that_do_not_go_together_fail_alone(tmp_path, monkeypatch):
-    """Six replicas, and four blocks of them, are each allowed: not both. The search goes on."""
+def test_invalid_combinations_fail_and_the_search_continues(tmp_path, monkeypatch):
+    """6 replicas and 4 blocks are each valid, but not in combination."""
     trained = []
     monkeypatch.setattr(trials, "train_trials", lambda running, folder, members, *_: trained.extend(members) or (
         [Trial(member.point, 1.0, False, ((10, 1.0),)) for member in members], []
@@ -252,7 +252,7 @@ def test_bad_searches_are_refused_before_anything_is_written(tmp_path, arguments
 
 @pytest.mark.slow
 def test_two_processes_share_a_journal_file(tmp_path):
-    """Twelve trials by two workers: each by one of them, all told, and each worker's table knows all."""
+    """Two workers train twelve trials, each trial once, and both tables contain all of them."""
     command = [
         sys.executable, "-m", "wdjax.experiments.cli", "sweep", "cartpole_ppo", "--search", "12", "--batch", "2",
         "--set", f"{RATE}=log:1e-4:1e-2", "--set", "rollout_length=32", "--set", "total_env_steps=1024",
