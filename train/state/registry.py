@@ -88,7 +88,7 @@ def read_config(values: Any, imports: bool = True) -> TrainConfig:
     """
     for block in ("policies", "teams") if isinstance(values, Mapping) else ():
         if isinstance(given := values.get(block), Mapping):
-            place = functools.partial(place_options, imports=imports, cls=BLOCKS[block])
+            place = functools.partial(place_options, cls=BLOCKS[block])
             values = {**values, block: {name: place(f"{block}.{name}", own) for name, own in given.items()}}
     config = from_mapping(TrainConfig, values)
     reads = lambda own: imports or own.algorithm in ALGORITHMS  # noqa: E731
@@ -120,34 +120,17 @@ def members(policies: Mapping[str, PolicyConfig], teams: Mapping[str, TeamConfig
     return found
 
 
-def place_options(path: str, given: Any, imports: bool = True, cls: type = PolicyConfig) -> Any:
-    """Return the fields of a policy, or a team, with those of its algorithm moved into `options`.
-
-    Options of other built-in algorithms are dropped where they are at their defaults: files of 0.2 hold them all.
-
-    Args:
-        path: name of the policy's configuration in errors.
-        given: fields of the policy.
-        imports: import the code of a custom algorithm. False: every name that is no field of the policy is its option.
-        cls: PolicyConfig or TeamConfig.
+def place_options(path: str, given: Any, cls: type = PolicyConfig) -> Any:
+    """Return the fields of a policy or a team (`cls`) with all others, those of its algorithm, moved into `options`.
 
     Raises:
-        ValueError: for a name that neither the policy nor its algorithm has, with the closest one, and for an option
-            that is given twice.
+        ValueError: for an option that is given twice.
     """
     if not isinstance(given, Mapping):
         return given
-    given = flat_policy(path, given)
-    algorithm = given.get("algorithm", cls.algorithm)
-    require(isinstance(algorithm, str), f"{path}.algorithm", algorithm, "text", TypeError)
-    names = {*cls.__dataclass_fields__, *SHORT}
-    if imports or algorithm in ALGORITHMS:
-        owned = option_fields(algorithm, path)
-        given = without_unused(path, given, algorithm, owned, cls)
-    else:
-        owned = given.keys() - names
-    fields = {name: value for name, value in given.items() if name not in owned}
-    return {**fields, "options": {name: value for name, value in given.items() if name in owned}}
+    given, names = flat_policy(path, given), {*cls.__dataclass_fields__, *SHORT}
+    own = {name: value for name, value in given.items() if name in names}
+    return {**own, "options": {name: value for name, value in given.items() if name not in names}}
 
 
 def option_fields(algorithm: str, path: str) -> Mapping[str, dataclasses.Field]:
@@ -176,7 +159,7 @@ def flat_policy(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def without_unused(
     path: str, given: Mapping[str, Any], algorithm: str, owned: Mapping[str, dataclasses.Field], cls: type
 ) -> dict[str, Any]:
-    """Return the fields of a policy without options of other built-in algorithms that are at their defaults.
+    """Return the options of a policy without those of other built-in algorithms that are at their defaults.
 
     Raises:
         ValueError: for other options of these algorithms, all of them at once, and for an unknown field.
@@ -187,7 +170,7 @@ def without_unused(
     kept, unused, owners = {}, [], {}
     for name, value in given.items():
         others = {other: default_of(fields[name]) for other, fields in known if name in fields}
-        if name in owned or name in hints or name in SHORT:
+        if name in owned:
             kept[name] = value
         elif not others:
             del hints["options"]
@@ -224,12 +207,17 @@ def without_old_options(policy: str, given: Any, before: Any, changes: Collectio
 def with_options(path: str, config: Any) -> Any:
     """Return the configuration of a policy or a team with the options of its algorithm read.
 
+    Options of other built-in algorithms are dropped where they are at their defaults: files of 0.2 hold them all.
+
     Raises:
-        ValueError, TypeError: naming the field, its value and what is allowed.
+        ValueError, TypeError: naming the field, its value and what is allowed, or the closest name.
     """
     cls, given = find_algorithm(config.algorithm, f"{path}.algorithm").Options, config.options
-    if dataclasses.is_dataclass(given) and not isinstance(given, cls):  # of another algorithm
+    if dataclasses.is_dataclass(given) and type(given) is not cls:  # of another algorithm
         given = dict(changed(given))
+    require(isinstance(given, Mapping | cls), f"{path}.options", given, "a mapping of fields", TypeError)
+    if isinstance(given, Mapping):
+        given = without_unused(path, given, config.algorithm, cls.__dataclass_fields__, type(config))
     return dataclasses.replace(config, options=from_mapping(cls, given, f"{path}."))
 
 

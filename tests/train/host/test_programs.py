@@ -112,7 +112,8 @@ def test_compiler_options_without_kernels(monkeypatch):
     with jax.default_matmul_precision("highest"):
         assert options_of(learner, "gpu", monkeypatch) == ONE_WAY
     policy = learner.setup.policies["agent"]
-    plain = dataclasses.replace(policy, name="plain", kernels=None)
+    engine = dataclasses.replace(policy.engine, shape=None, reason="none")
+    plain = dataclasses.replace(policy, name="plain", engine=engine)
     setup = dataclasses.replace(learner.setup, policies={"agent": policy, "plain": plain})
     assert options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch) == ONE_WAY
 
