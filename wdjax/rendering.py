@@ -10,6 +10,7 @@ opened. matplotlib and Pillow are imported on first use, and pyplot's global sta
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -154,15 +155,14 @@ def save(
         scene = scene if trail is None else dataclasses.replace(scene, trail=trail)
         return save_scene(path, scene, fps, hold, size)
     trail = env.trail if trail is None else trail
-    env_states, steps = jax.device_get(env_states), range(num_frames)
-
-    def draw(steps) -> Any:
-        return axes.draw_frames(env, env_states, params, steps, trail, size)
-
+    env_states = jax.device_get(env_states)
     if suffix == ".png":
         last = jax.tree.map(lambda leaf: leaf[-1], env_states)
         return _write(path, lambda file: save_pixels(file, axes.draw_one(env, last, params, size)))
-    return _write(path, lambda file: save_frames(file, str(path), draw, steps, fps, hold))
+    draw = functools.partial(axes.draw_frames, env, env_states, params, trail=trail, size=size)
+    return _write(
+        path, lambda file: save_frames(file, str(path), draw, range(num_frames), fps, hold)
+    )
 
 
 def save_scene(
@@ -183,14 +183,9 @@ def save_scene(
     if suffix == ".png":
         return _write(path, lambda file: save_pixels(file, raster.picture(scene, size=size)))
 
-    def draw(steps) -> Any:
-        return raster.draw_frames(scene, steps, size)
-
-    keep = {"paper", "text", *(mark.color for mark in scene.marks)}
-    steps = range(scene.num_frames)
-    return _write(
-        path, lambda file: save_frames(file, str(path), draw, steps, fps, hold, sorted(keep))
-    )
+    draw, steps = functools.partial(raster.draw_frames, scene, size=size), range(scene.num_frames)
+    keep = sorted({"paper", "text", *(mark.color for mark in scene.marks)})
+    return _write(path, lambda file: save_frames(file, str(path), draw, steps, fps, hold, keep))
 
 
 def save_pixels(file: IO[bytes], picture: np.ndarray) -> None:
@@ -245,47 +240,25 @@ def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, mor
     """
     first = next(frames)
     height, width = first.shape[:2]
-    command = [
-        "ffmpeg",
-        "-y",
-        "-loglevel",
-        "error",
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgba",
-        "-s",
-        f"{width}x{height}",
-    ]
-    command += [
-        "-r",
-        f"{fps:g}",
-        "-i",
-        "-",
-        "-vf",
-        "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white",
-        "-c:v",
-        "libx264",
-    ]
-    command += [
-        "-preset",
-        "veryfast",
-        "-pix_fmt",
-        "yuv420p",
-        "-crf",
-        "20",
-        "-movflags",
-        "+faststart",
-        "-f",
-        "mp4",
-    ]
     # With the prefix "file:", ffmpeg reads "-a" not as an option and "a:b" not as a protocol.
-    command += [f"file:{path}"]
+    command = [
+        *f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgba -s {width}x{height} -r {fps:g}".split(),
+        *[
+            "-i",
+            "-",
+            "-vf",
+            "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white",
+            "-c:v",
+            "libx264",
+            "-preset",
+            "veryfast",
+        ],
+        *["-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"],
+        f"file:{path}",
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         try:
-            ffmpeg.stdin.write(first.tobytes())
-            last = first
-            for last in frames:
+            for last in itertools.chain([first], frames):
                 ffmpeg.stdin.write(last.tobytes())
             for _ in range(more):
                 ffmpeg.stdin.write(last.tobytes())
@@ -412,11 +385,9 @@ def add_record(scene: Scene, record: Any) -> Scene:
     Returns:
         The new scene.
     """
-
-    def by_group(tree) -> Any:
-        return tree if isinstance(tree, Mapping) else {SINGLE_AGENT: tree}
-
-    rewards = {group: np.asarray(reward) for group, reward in by_group(record.reward).items()}
+    grouped = isinstance(record.reward, Mapping)
+    rewards = record.reward if grouped else {SINGLE_AGENT: record.reward}
+    rewards = {group: np.asarray(reward) for group, reward in rewards.items()}
     colors = {getattr(mark, "group", ""): mark.color for mark in scene.marks}
     free = [
         color for color in CURVES if color not in {colors.get(group) for group in rewards}
@@ -435,9 +406,7 @@ def add_record(scene: Scene, record: Any) -> Scene:
         {}
         if record.obs is None or scene.num_frames == 1
         else {
-            group: _as_rows(
-                record.obs[group] if isinstance(record.reward, Mapping) else record.obs, reward
-            )
+            group: _as_rows(record.obs[group] if grouped else record.obs, reward)
             for group, reward in rewards.items()
         }
     )

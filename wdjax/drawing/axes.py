@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from wdjax.checks import require_integer
 from wdjax.drawing.paint import SIZE
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
 # Size of the default picture. Other sizes scale it, with its fonts, and add space on one side.
@@ -38,8 +35,8 @@ def draw_frames(
 ) -> Iterator[np.ndarray]:
     """Yield the picture of each step, [height, width, 4] uint8.
 
-    All frames share one figure, the layout of the first frame, and one buffer: copy a picture to
-    keep it.
+    All frames share one figure and the layout of the first frame, which keeps the axes at the same
+    position, and one buffer: copy a picture to keep it.
 
     Args:
         env: An environment that overrides `draw`.
@@ -52,75 +49,15 @@ def draw_frames(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure, axes = new_figure(size)
-    looks, backdrop = None, None
+    canvas = FigureCanvasAgg(figure)
     for i, t in enumerate(steps):
         axes.clear()
         history = jax.tree.map(lambda leaf: leaf[max(0, t - trail) : t], states)  # noqa: B023
         env.draw(axes, jax.tree.map(lambda leaf: leaf[t], states), params, history=history)  # noqa: B023
-        if i == 0:  # a common layout is faster and keeps the axes at the same position
+        if i == 0:
             lay_out(figure, axes, fit_height=size is None)
-            canvas = FigureCanvasAgg(figure)
-        axes.apply_aspect()
-        before, looks = looks, decoration(axes)
-        if looks != before:
-            figure.draw_without_rendering()
-            title_height = axes.title.get_position()[1]  # matplotlib's choice above the ticks
-            backdrop = draw_backdrop(canvas, axes)
-        axes.title.set_y(title_height)
-        canvas.restore_region(backdrop)
-        for artist in movable(axes):
-            artist.draw(canvas.get_renderer())
+        canvas.draw()
         yield np.asarray(canvas.buffer_rgba())
-
-
-def decoration(axes: "Axes") -> tuple:
-    """Return the properties that the backdrop depends on; a frame with equal ones reuses it."""
-    legend = axes.get_legend()
-    entries = zip(legend.legend_handles, legend.get_texts(), strict=True) if legend else ()
-
-    def color(artist) -> Any:
-        return (artist.get_color if hasattr(artist, "get_color") else artist.get_facecolor)()
-
-    return (
-        axes.get_xlim(),
-        axes.get_ylim(),
-        axes.get_position().bounds,
-        axes.axison,
-        axes.get_facecolor(),
-        [
-            (axis.get_label_text(), *map(str, axis.get_majorticklocs()))
-            for axis in (axes.xaxis, axes.yaxis)
-        ],
-        [
-            axis.major.formatter.format_ticks(axis.get_majorticklocs())
-            for axis in (axes.xaxis, axes.yaxis)
-        ],
-        [(type(handle), text.get_text(), str(color(handle))) for handle, text in entries],
-    )
-
-
-def movable(axes: "Axes") -> list["Artist"]:
-    """Return the artists that each frame redraws, bottom first.
-
-    These are all artists except the background, the ticks, the axis labels and the legend.
-    """
-    fixed = (axes.patch, axes.xaxis, axes.yaxis, axes.get_legend())
-    artists = [artist for artist in axes.get_children() if artist not in fixed]
-    return sorted(artists, key=lambda artist: artist.get_zorder())
-
-
-def draw_backdrop(canvas: "FigureCanvasAgg", axes: "Axes") -> Any:
-    """Draw the artists that are not `movable` and return the result for `restore_region`.
-
-    Drawing them takes most of the time of a frame.
-    """
-    hidden = [artist for artist in movable(axes) if artist.get_visible()]
-    for artist in hidden:
-        artist.set_visible(False)
-    canvas.draw()
-    for artist in hidden:
-        artist.set_visible(True)
-    return canvas.copy_from_bbox(canvas.figure.bbox)
 
 
 def new_figure(size: tuple[int, int] | None) -> tuple["Figure", "Axes"]:
@@ -129,14 +66,10 @@ def new_figure(size: tuple[int, int] | None) -> tuple["Figure", "Axes"]:
     Args:
         size: (width, height) in pixels, each at least 100. None: `SIZE`.
 
-    Raises:
-        ValueError: If a side is shorter than 100 pixels.
     """
     from matplotlib.figure import Figure
 
     width, height = size or SIZE
-    require_integer("size[0], the width", width, 100)
-    require_integer("size[1], the height", height, 100)
     dpi = min(width / INCHES[0], height / INCHES[1])
     # matplotlib rounds down. The extra half pixel protects against rounding errors.
     inches = ((width + 0.5) / dpi, (height + 0.5) / dpi)
