@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.kernels.backend import kernel_or_plain
 from wdjax.kernels.neighbors import is_by_kernel, nearest_neighbors_kernel, neighbor_rows_kernel
 
 
@@ -32,7 +33,7 @@ def nearest_neighbors(
         return simple(x, y, active)
     x, y = jax.lax.stop_gradient((x, y))  # the kernel is not differentiable
     kernel = functools.partial(nearest_neighbors_kernel, k=k)
-    return jax.lax.platform_dependent(x, y, active, cuda=kernel, default=simple)
+    return kernel_or_plain(kernel, simple, x, y, active)
 
 
 def nearest_neighbors_simple(
@@ -80,7 +81,7 @@ def neighbor_rows(
     if not is_by_kernel(x.shape[0], k):
         return simple(x, y, active, features, own)
     kernel = functools.partial(neighbor_rows_kernel, k=k, num_relative=num_relative, sizes=sizes)
-    return jax.lax.platform_dependent(x, y, active, features, own, cuda=kernel, default=simple)
+    return kernel_or_plain(kernel, simple, x, y, active, features, own)
 
 
 @neighbor_rows.defjvp

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from wdjax.kernels.backend import kernel_or_plain
 from wdjax.kernels.scan import scan_kernel
 from wdjax.kernels.support import decide, why_no_kernels
 
@@ -53,7 +54,7 @@ def scan_replicas(
 
     if not decide("scan_replicas", why_no_kernels()):
         return simple(carry, xs)
-    return jax.lax.platform_dependent(carry, xs, cuda=kernel, default=simple)
+    return kernel_or_plain(kernel, simple, carry, xs)
 
 
 def scan_replicas_kernel(

@@ -16,9 +16,10 @@ from gymnasium.vector.utils import batch_space
 from wdjax.adapters import _translate as translate
 from wdjax.adapters._pausing import PausingEnv
 from wdjax.adapters._translate import MASK, Played
-from wdjax.checks import require_bool, require_known
+from wdjax.checks import require, require_bool, require_known
 from wdjax.env import Env
 from wdjax.envs import list_envs, make
+from wdjax.kernels.backend import to_host
 from wdjax.spaces import Space
 from wdjax.vector import RESERVED_INFO, ResetStrategy, vectorize
 
@@ -57,8 +58,7 @@ class _SingleAgent(Played):
         self, seed: int | None, options: dict[str, Any] | None, rows: np.ndarray | None = None
     ) -> Any:
         """Start an episode (in the replicas `rows`, or in all if None); return the observation."""
-        if options is not None and not isinstance(options, dict):
-            raise TypeError(f"options = {options!r}: must be a dict or None")
+        require(isinstance(options, dict | None), "options", options, "a dict or None", TypeError)
         for name in options or {}:
             require_known("option of reset", name, ("params",))
         self._change_params(options)
@@ -145,7 +145,7 @@ class GymnasiumEnv(_SingleAgent, gymnasium.Env):
                 "step() after the end of the episode: call reset() to start a new one"
             )
             self._warned = True
-        obs, reward, terminated, truncated, info = translate.to_host(self._step(action))
+        obs, reward, terminated, truncated, info = to_host(self._step(action))
         terminated, truncated = bool(terminated), bool(truncated)
         self._ended = self._ended or terminated or truncated
         obs = translate.to_numpy(self.observation_space, obs)
@@ -255,16 +255,15 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
                 "options['reset_mask']: requires autoreset_mode='disabled'. In the other modes "
                 "replicas reset automatically."
             )
-        if not (
+        require(
             isinstance(mask, np.ndarray)
             and mask.dtype == bool
             and mask.shape == (self.num_envs,)
-            and mask.any()
-        ):
-            raise ValueError(
-                f"options['reset_mask'] = {mask!r}: must be a bool array of shape ({self.num_envs},) "
-                "with at least one True"
-            )
+            and mask.any(),
+            "options['reset_mask']",
+            mask,
+            f"a bool array of shape ({self.num_envs},) with at least one True",
+        )
         self._require_reset("reset with a reset_mask")
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -292,7 +291,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
             )
         *results, info = self._step(actions)
         final_obs = info.pop("final_obs")  # stays on the device until an episode is over
-        obs, rewards, terminations, truncations, info = translate.to_host((*results, info))
+        obs, rewards, terminations, truncations, info = to_host((*results, info))
         obs = translate.to_numpy(self.observation_space, obs)
         step_info = translate.own_statistics(
             {k: _widen(v) for k, v in info.items() if k not in RESERVED_INFO}
@@ -321,7 +320,7 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
         self, over: np.ndarray, step_info: dict[str, Any], final_obs: Any
     ) -> dict[str, Any]:
         """Return the infos of episodes that ended, `over` [num_envs] bool, in same-step mode."""
-        final_obs = translate.to_host(final_obs)
+        final_obs = to_host(final_obs)
         if isinstance(final_obs, dict) and MASK in final_obs:
             step_info = {
                 **step_info,
@@ -330,17 +329,15 @@ class GymnasiumVectorEnv(_SingleAgent, gymnasium.vector.VectorEnv):
         last = np.full(self.num_envs, None, object)
         for i in np.flatnonzero(over):
             last[i] = translate.take_row(self.single_observation_space, final_obs, i)
-        info = _valid_in(over, step_info)
         return {
             "final_obs": last,
             "_final_obs": over,
-            "final_info": info,
+            "final_info": _valid_in(over, step_info),
             "_final_info": over.copy(),
         }
 
     def _masks_of(self, obs: Any, rows: np.ndarray) -> dict[str, Any]:
-        infos = translate.with_mask({}, obs)
-        return _valid_in(rows, infos)
+        return _valid_in(rows, translate.with_mask({}, obs))
 
 
 def _mode_of(mode: Any) -> AutoresetMode:
@@ -402,8 +399,12 @@ def register_gymnasium() -> list[str]:
                 "entry_point": f"{__name__}:_make_env",
                 "vector_entry_point": f"{__name__}:_make_vector",
             }
-            threshold = envs[name].reward_threshold
-            gymnasium.register(env_id, **points, reward_threshold=threshold, kwargs={"name": name})
+            gymnasium.register(
+                env_id,
+                **points,
+                reward_threshold=envs[name].reward_threshold,
+                kwargs={"name": name},
+            )
     return list(ids)
 
 

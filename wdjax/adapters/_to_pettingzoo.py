@@ -10,8 +10,9 @@ from gymnasium.utils import seeding
 from pettingzoo import ParallelEnv
 
 from wdjax.adapters import _translate as translate
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.env import Env
+from wdjax.kernels.backend import to_host
 from wdjax.spaces import Dict
 
 
@@ -125,7 +126,7 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         action = self._collect(actions)
         if not self.agents:
             return {}, {}, {}, {}, {}
-        obs, reward, terminated, truncated, info = translate.to_host(self._advance(action))
+        obs, reward, terminated, truncated, info = to_host(self._advance(action))
         agents = self.agents
         observations, infos = self._observe(obs, agents, translate.as_numbers(info))
         rewards, terminations, truncations = (
@@ -147,8 +148,13 @@ class PettingZooEnv(translate.Played, ParallelEnv):
 
     def _collect(self, actions: Mapping[str, Any]) -> dict[str, Any]:
         """Stack actions by agent into actions by group, leaves [num_agents, ...]."""
-        if not isinstance(actions, Mapping):
-            raise TypeError(f"actions = {actions!r}: must be a dict of agent names and actions")
+        require(
+            isinstance(actions, Mapping),
+            "actions",
+            actions,
+            "a dict of agent names and actions",
+            TypeError,
+        )
         for agent in actions:
             require_known("agent", agent, self.possible_agents)
         missing = [agent for agent in self.agents if agent not in actions]

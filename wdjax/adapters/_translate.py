@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.env import Env, cast_params
+from wdjax.kernels.backend import to_host
 from wdjax.metric_names import USER, free_name
 from wdjax.rendering import SIZE, render
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
@@ -55,8 +56,13 @@ def check_env_and_params(env: Env, params: Any) -> Any:
         TypeError: if `env` is not a wdjax.Env, `params` belong to another environment, or a value
             has a wrong type.
     """
-    if not isinstance(env, Env):
-        raise TypeError(f"env = {env!r}: must be a wdjax.Env, the first value of wdjax.make(...)")
+    require(
+        isinstance(env, Env),
+        "env",
+        env,
+        "a wdjax.Env, the first value of wdjax.make(...)",
+        TypeError,
+    )
     defaults = env.default_params
     params = defaults if params is None else params
     if not isinstance(params, type(defaults)):
@@ -129,10 +135,13 @@ class Played:
         changes = (options or {}).get("params")
         if changes is None:
             return
-        if not isinstance(changes, Mapping):
-            raise TypeError(
-                f"options['params'] = {changes!r}: must be a dict of parameter names and values"
-            )
+        require(
+            isinstance(changes, Mapping),
+            "options['params']",
+            changes,
+            "a dict of parameter names and values",
+            TypeError,
+        )
         names = [field.name for field in dataclasses.fields(self.env_params)]
         for name in changes:
             require_known(f"parameter of {type(self.wdjax_env).__name__}", name, names)
@@ -176,10 +185,9 @@ class Played:
         """
         self._require_reset("render")
         if self.render_mode is None:  # environments of gymnasium also warn and return None
-            message = (
+            return gymnasium.logger.warn(
                 "render() requires a render_mode: make the environment with render_mode='rgb_array'"
             )
-            return gymnasium.logger.warn(message)
         return self._draw(self.env_state)
 
     def _draw(self, state: Any) -> Any:
@@ -240,18 +248,6 @@ def to_gymnasium_space(space: Space) -> spaces.Space:
     raise TypeError(f"gymnasium has no counterpart of the space {type(space).__name__}")
 
 
-def to_host(values: Any) -> Any:
-    """Convert jax arrays to NumPy arrays, which must not be written to.
-
-    On a CPU, `np.asarray` avoids the asynchronous copy that `jax.device_get` starts for each array.
-    """
-    return (
-        jax.tree.map(np.asarray, values)
-        if jax.default_backend() == "cpu"
-        else jax.device_get(values)
-    )
-
-
 def to_numpy(space: spaces.Space, value: Any) -> Any:
     """Convert a value (NumPy leaves) to the dtypes of the space, in new, writable arrays."""
     if isinstance(space, spaces.Dict):
@@ -281,8 +277,12 @@ def to_action(space: spaces.Space, own: Space, action: Any, name: str = "action"
         ValueError: if the action is not in the space.
     """
     if isinstance(space, spaces.Dict):
-        if not isinstance(action, Mapping) or set(action) != set(space.spaces):
-            raise ValueError(f"{name} = {action!r}: must be a dict of {', '.join(space.spaces)}")
+        require(
+            isinstance(action, Mapping) and set(action) == set(space.spaces),
+            name,
+            action,
+            f"a dict of {', '.join(space.spaces)}",
+        )
         return {
             key: to_action(part, own[key], action[key], f"{name}[{key!r}]")
             for key, part in space.spaces.items()

@@ -131,24 +131,35 @@ def _make_case(
         from wdjax.envs import make
 
         env = make(env)[0]
-    if not isinstance(env, Env):
-        raise TypeError(
-            f"env = {env!r}: must be a wdjax.Env instance, or the name of a registered environment"
-        )
-    if twin is not None and not callable(twin):
-        raise TypeError(f"twin = {twin!r}: must be a function with the arguments of step, or None")
+    require(
+        isinstance(env, Env),
+        "env",
+        env,
+        "a wdjax.Env instance, or the name of a registered environment",
+        TypeError,
+    )
+    require(
+        twin is None or callable(twin),
+        "twin",
+        twin,
+        "a function with the arguments of step, or None",
+        TypeError,
+    )
     require_integer("num_steps", num_steps, 1)
     require_integer("seed", seed, 0)
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} = {value!r}: must be a number")
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        require(is_number, name, value, "a number", TypeError)
         require(0 <= value < math.inf, name, value, "at least 0, and finite")
     defaults = env.default_params
-    if params is not None and type(params) is not type(defaults):
-        raise TypeError(
-            f"params = {params!r}: must be of type {type(defaults).__name__}, like default_params"
-        )
     params = defaults if params is None else params
+    require(
+        type(params) is type(defaults),
+        "params",
+        params,
+        f"of type {type(defaults).__name__}, like default_params",
+        TypeError,
+    )
     if rules.is_frozen_pytree(defaults):  # else a rule of the contract fails
         params = cast_params(params, defaults)
     return Case(env, params, twin, num_steps, seed, rtol, atol)

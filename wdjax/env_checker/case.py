@@ -14,6 +14,7 @@ import numpy as np
 
 from wdjax.env import Env
 from wdjax.env_checker.leaves import as_numpy, find, is_number, named_leaves
+from wdjax.kernels.backend import quick_jit
 from wdjax.spaces import Dict, Discrete, Space
 
 MASK = "action_mask"
@@ -123,14 +124,6 @@ class Case:
         return (
             {group: value[group] for group in self.env.groups} if self.env.groups else {"": value}
         )
-
-
-def quick_jit(function: Callable) -> Callable:
-    """Jit a function that runs once: on CPUs, it compiles faster but runs slower."""
-    on_cpu = jax.default_backend() == "cpu"
-    return jax.jit(
-        function, compiler_options={"xla_backend_optimization_level": 0} if on_cpu else None
-    )
 
 
 def count_of(result: Any) -> str:
@@ -269,8 +262,8 @@ def _sample_allowed(space: Space, key: jax.Array, obs: Any) -> jax.Array:
     sizes = space.nvec
     masks = jnp.split(obs[MASK], np.cumsum(sizes)[:-1], axis=-1)
     keys = jax.random.split(key, len(sizes))
-    logits = [jnp.where(mask > 0, 0.0, -1e9) for mask in masks]
     chosen = [
-        jax.random.categorical(keys[i], row).astype(jnp.int32) for i, row in enumerate(logits)
+        jax.random.categorical(keys[i], jnp.where(mask > 0, 0.0, -1e9)).astype(jnp.int32)
+        for i, mask in enumerate(masks)
     ]
     return chosen[0] if isinstance(space, Discrete) else jnp.stack(chosen, axis=-1)

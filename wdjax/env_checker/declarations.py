@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.env import SINGLE_AGENT, layout_of
-from wdjax.env_checker.case import MASK, Case, count_of, expect, explained, has_mask, quick_jit
+from wdjax.env_checker.case import MASK, Case, count_of, expect, explained, has_mask
 from wdjax.env_checker.leaves import words
+from wdjax.kernels.backend import quick_jit
 from wdjax.metric_names import statistic_names
 from wdjax.spaces import Dict, Space, sample_shapes
 

@@ -13,11 +13,11 @@ from wdjax.env_checker.case import (
     explained,
     fail,
     first_difference,
-    quick_jit,
 )
 from wdjax.env_checker.leaves import different_types, element
 from wdjax.env_checker.play import NUM_PAIRS, Play, where
 from wdjax.env_checker.rules import check_observation
+from wdjax.kernels.backend import quick_jit
 
 PLAYED = RETURNS["step"][1:]  # outputs common to step and advance
 

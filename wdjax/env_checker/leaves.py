@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from wdjax.env import is_key
 
 
 def named_leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -29,15 +30,9 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biuf"
 
 
-def is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def as_numpy(leaf: Any) -> np.ndarray:
     """Return a leaf as a NumPy array; typed keys as their key data."""
-    return np.asarray(
-        jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf
-    )
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def find(wrong: np.ndarray) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from wdjax.env import is_key
 from wdjax.env_checker.case import (
     MASK,
     RETURNS,
@@ -18,11 +19,11 @@ from wdjax.env_checker.case import (
     fail,
     first_difference,
     has_mask,
-    quick_jit,
     sample_action,
     space_parts,
 )
-from wdjax.env_checker.leaves import as_numpy, element, find, is_key, named_leaves
+from wdjax.env_checker.leaves import as_numpy, element, find, named_leaves
+from wdjax.kernels.backend import quick_jit
 from wdjax.spaces import Box, Space
 from wdjax.vector import all_agents, select
 

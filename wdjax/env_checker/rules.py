@@ -26,7 +26,6 @@ from wdjax.env_checker.case import (
     fail,
     first_difference,
     has_mask,
-    quick_jit,
     sample_action,
     space_parts,
 )
@@ -38,6 +37,7 @@ from wdjax.env_checker.leaves import (
     named_leaves,
     words,
 )
+from wdjax.kernels.backend import quick_jit
 from wdjax.vector import RESERVED_INFO
 
 # --- values ---
@@ -46,8 +46,11 @@ from wdjax.vector import RESERVED_INFO
 def env_is_a_value(case: Case) -> None:
     """Require a frozen, hashable dataclass that equals its copy."""
     own_class, names = type(case.env), {field.name for field in dataclasses.fields(case.env)}
-    annotations = inspect.get_annotations(own_class).items()
-    annotated = [name for name, kind in annotations if "ClassVar" not in str(kind)]
+    annotated = [
+        name
+        for name, kind in inspect.get_annotations(own_class).items()
+        if "ClassVar" not in str(kind)
+    ]
     assigned = [
         name
         for name in vars(case.env)
@@ -214,17 +217,23 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 def nothing_leaks(case: Case) -> None:
     """Reject tracers that outlive reset or step."""
-    fault = (
+    _trace_twice(
+        case,
+        jax.checking_leaks(),
+        "Leaked",
         "leaks a traced value. "
-        "Store nothing outside its return values, neither in attributes nor in globals."
+        "Store nothing outside its return values, neither in attributes nor in globals.",
     )
-    _trace_twice(case, jax.checking_leaks(), "Leaked", fault)
 
 
 def no_key_is_used_twice(case: Case) -> None:
     """Reject a key that is used twice in reset or step."""
-    remedy = "Split it with jax.random.split, and use each part once"
-    _trace_twice(case, jax.debug_key_reuse(True), "KeyReuseError", f"uses one key twice. {remedy}.")
+    _trace_twice(
+        case,
+        jax.debug_key_reuse(True),
+        "KeyReuseError",
+        "uses one key twice. Split it with jax.random.split, and use each part once.",
+    )
 
 
 def _trace_twice(case: Case, watch: Any, pattern: str, fault: str) -> None:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.kernels.threefry import check_key
+
 # Primitives with equal results in Triton and XLA, from jax/_src/pallas/triton/lowering.py.
 PLAIN = (
     "acos",
@@ -67,11 +69,10 @@ DTYPES = {
 
 
 def check_dtype(what: str, dtype: Any) -> None:
-    """Raise NotImplementedError if kernels do not support a dtype.
-
-    All typed keys pass: `threefry.check_key` checks them.
-    """
-    if dtype not in DTYPES and not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    """Raise NotImplementedError if kernels do not support a dtype."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        check_key(dtype)
+    elif dtype not in DTYPES:
         raise NotImplementedError(
             f"{what} has dtype {dtype}: kernels support bool, integers, and 16 to 64 bit floats"
         )

@@ -342,12 +342,10 @@ def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
 
 
 def _random_split(eqn: Any, keys: Elements) -> list[Elements]:
-    threefry.check_key(eqn.invars[0].aval.dtype)
     return [_hash_counts(keys, eqn.params["shape"])]
 
 
 def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
-    threefry.check_key(eqn.invars[0].aval.dtype)
     (aval,) = (v.aval for v in eqn.outvars)
     if aval.dtype.itemsize > 4:
         raise NotImplementedError("random_bits of 64 bits is not supported in kernels")
@@ -360,7 +358,6 @@ def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
 
 
 def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
-    threefry.check_key(eqn.invars[0].aval.dtype)
     shape = eqn.outvars[0].aval.shape
     words = call_each(lambda x: x.astype(jnp.uint32), shape, data)
     pairs = zip(np.broadcast_to(keys, shape).ravel(), words.ravel(), strict=True)
@@ -372,7 +369,6 @@ def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
 
 
 def _random_wrap(eqn: Any, data: Elements) -> list[Elements]:
-    threefry.check_key(eqn.outvars[0].aval.dtype)
     pairs = data.reshape(-1, 2)
     return [array_of([Key(*pair) for pair in pairs], data.shape[:-1])]
 

@@ -18,8 +18,7 @@ from wdjax.kernels.elementwise import check_dtype
 from wdjax.kernels.jaxpr import evaluate, steps_at_once
 from wdjax.kernels.lanes import MAX_ELEMENTS, Elements, constant, with_words, words_of
 from wdjax.kernels.matrices import numbers_of
-from wdjax.kernels.threefry import check_key
-from wdjax.kernels.words import from_words, is_key, load, store, to_words, words_shape
+from wdjax.kernels.words import from_words, load, store, to_words, words_shape
 
 LANES = 32  # replicas per program, a power of two
 FEW_LANES = 8  # replicas per program with a network and few replicas: more and faster programs
@@ -55,23 +54,13 @@ def scan_kernel(
     Raises:
         NotImplementedError: if kernels do not support the step.
     """
-    if not carry:
-        raise NotImplementedError("a scan without a carry")
+    _require_supported(jaxpr, carry, length)
     num_replicas = carry[0].shape[0]
-    if not (length and num_replicas):
-        raise NotImplementedError("a scan with no steps or no replicas")
-    for var in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars):
-        check_key(var.aval.dtype) if is_key(var.aval.dtype) else check_dtype(
-            "an array", var.aval.dtype
-        )
     changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
     known = [_known(value) for value in consts]
-    in_memory = [
-        _to_shared(value) for value, array in zip(consts, known, strict=True) if array is None
-    ]
     used = _used(jaxpr, range(len(carry), len(jaxpr.invars)))
     inputs = [
-        *in_memory,
+        *(_to_shared(value) for value, array in zip(consts, known, strict=True) if array is None),
         *(to_words(leaf, 1) for leaf in carry),
         *(to_words(xs[i - len(carry)], 2) for i in used),
     ]
@@ -82,13 +71,7 @@ def scan_kernel(
         return list(carry)
     for i in used:
         words_shape(jaxpr.invars[i].aval, num_replicas, length)  # raises if too large
-    rows = (
-        _rows_of_a_lane(jaxpr)
-        if any(shared.is_weights(value) and value.ndim == 2 for value in consts)
-        else None
-    )
-    few_lanes = LANES if rows is None else max(FEW_LANES, MIN_ROWS // rows)
-    lanes = LANES if num_replicas > FEW_REPLICAS else few_lanes
+    lanes, warps = _program_size(jaxpr, consts, num_replicas)
     places: list[list[Any]] = []
     kernel = functools.partial(
         _kernel,
@@ -102,7 +85,7 @@ def scan_kernel(
         num_replicas=num_replicas,
         places=places,
     )
-    grid, warps = (pallas.cdiv(num_replicas, lanes),), WARPS if rows is None else NETWORK_WARPS
+    grid = (pallas.cdiv(num_replicas, lanes),)
     words = pallas.call(
         kernel, "scan_replicas", written, grid, warps, stages=1, interpret=interpret
     )(*inputs)
@@ -117,6 +100,28 @@ def scan_kernel(
             for array, aval, stored in outputs
         ),
     ]
+
+
+def _require_supported(jaxpr: jex.core.Jaxpr, carry: Sequence[Any], length: int) -> None:
+    """Raise NotImplementedError for a scan without carry or work, or an unsupported dtype."""
+    if not carry:
+        raise NotImplementedError("a scan without a carry")
+    if not (length and carry[0].shape[0]):
+        raise NotImplementedError("a scan with no steps or no replicas")
+    for var in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars):
+        check_dtype("an array", var.aval.dtype)
+
+
+def _program_size(
+    jaxpr: jex.core.Jaxpr, consts: Sequence[Any], num_replicas: int
+) -> tuple[int, int]:
+    """Return the lanes (one per replica) and warps of a program; networks need other numbers."""
+    has_matrix = any(shared.is_weights(value) and value.ndim == 2 for value in consts)
+    rows = _rows_of_a_lane(jaxpr) if has_matrix else None
+    if rows is None:
+        return LANES, WARPS
+    few_lanes = max(FEW_LANES, MIN_ROWS // rows)
+    return LANES if num_replicas > FEW_REPLICAS else few_lanes, NETWORK_WARPS
 
 
 def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:

@@ -1,0 +1,28 @@
+"""Choices that depend on the backend: kernels, compilation and copies to the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def kernel_or_plain(kernel: Callable, plain: Callable, *operands: Any) -> Any:
+    """Run `kernel` on NVIDIA GPUs, and an equivalent function on other devices."""
+    return jax.lax.platform_dependent(*operands, cuda=kernel, default=plain)
+
+
+def quick_jit(function: Callable) -> Callable:
+    """Jit a function that runs once: on CPUs, it compiles faster but runs slower."""
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(function, compiler_options=options)
+
+
+def to_host(values: Any) -> Any:
+    """Convert jax arrays to NumPy arrays, which must not be written to.
+
+    On a CPU, `np.asarray` avoids the asynchronous copy that `jax.device_get` starts for each array.
+    """
+    if jax.default_backend() == "cpu":
+        return jax.tree.map(np.asarray, values)
+    return jax.device_get(values)
