@@ -7,7 +7,7 @@ Reinforcement Learning on a GPU" (2021), section 4. The rules follow TagContinuo
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -25,10 +25,11 @@ from wdjax.checks import (
     require_not_negative,
     require_positive,
 )
-from wdjax.env import Env, require_action
-from wdjax.envs.tag.moves import Arrays, level, require_pairs, wrap
+from wdjax.env import require_action
+from wdjax.envs.tag.game import Arrays, Tag
+from wdjax.envs.tag.moves import level, wrap
+from wdjax.envs.tag.observation import observe, split_observation
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
-from wdjax.neighbors import neighbor_rows
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
 # Taggers per chunk. From 32 elements on, XLA reduces with a warp and spends most time on shuffles.
@@ -80,7 +81,7 @@ class Params(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class TagContinuous(Env):
+class TagContinuous(Tag):
     """Taggers chase runners on a square and tag runners within the tagging distance.
 
     An action is a MultiDiscrete pair (acceleration level, turn level). Index 0 of each is a no-op.
@@ -104,13 +105,11 @@ class TagContinuous(Env):
     runner_exits_game_after_tagged: bool = True
     """whether a tagged runner leaves the game; false: it can be tagged repeatedly"""
 
-    can_truncate: ClassVar[bool] = False
-    cheap_reset: ClassVar[bool] = True
+    default_params: ClassVar[Params] = Params()
     observes_late: ClassVar[bool] = True
     shown_by: ClassVar[frozenset[str]] = frozenset(
         {"use_full_observation", "num_other_agents_observed", "observe_own_motion", "egocentric"}
     )
-    info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
     scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
         "chase_nearest": ("tagger", chase_in_plane),
         "flee_nearest": ("runner", flee_in_plane),
@@ -119,7 +118,7 @@ class TagContinuous(Env):
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
         require_integer("num_runners", self.num_runners, 1)
-        require_pairs(self.num_agents)
+        self.check_num_agents()
         require_integer("num_acceleration_levels", self.num_acceleration_levels, 0, MANY)
         require_integer("num_turn_levels", self.num_turn_levels, 0, MANY)
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
@@ -138,30 +137,26 @@ class TagContinuous(Env):
         )
 
     @property
-    def groups(self) -> Mapping[str, int]:
-        return {"tagger": self.num_taggers, "runner": self.num_runners}
-
-    @property
-    def num_agents(self) -> int:
-        return self.num_taggers + self.num_runners
-
-    @property
     def is_tagger(self) -> np.ndarray:
         """Whether each agent is a tagger, (num_agents,) bool, constant."""
         return np.arange(self.num_agents) < self.num_taggers
-
-    @property
-    def default_params(self) -> Params:
-        return Params()
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
         require_positive(params, "grid_length", "episode_length")
         require_positive(params, "max_speed", "skill_level_runner", "skill_level_tagger")
-        penalties = ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner")
-        require_each(params, penalties, lambda value: value <= 0, "at most 0")
-        rewards = ("tag_reward_for_tagger", "step_reward_for_runner")
-        require_not_negative(params, *rewards, "end_of_game_reward_for_runner")
+        require_each(
+            params,
+            ("edge_hit_penalty", "step_penalty_for_tagger", "tag_penalty_for_runner"),
+            lambda value: value <= 0,
+            "at most 0",
+        )
+        require_not_negative(
+            params,
+            "tag_reward_for_tagger",
+            "step_reward_for_runner",
+            "end_of_game_reward_for_runner",
+        )
         require_each(
             params,
             ("tagging_distance",),
@@ -175,29 +170,7 @@ class TagContinuous(Env):
                 getattr(params, low),
                 f"at most {high}",
             )
-        x, y = params.starting_location_x, params.starting_location_y
-        require(
-            (x is None) == (y is None),
-            "starting_location_y",
-            y,
-            "set together with starting_location_x",
-        )
-        for name in ("starting_location_x", "starting_location_y", "starting_directions"):
-            value = getattr(params, name)
-            if value is not None:
-                require(
-                    np.shape(value)[-1:] == (self.num_agents,),
-                    name,
-                    value,
-                    f"{self.num_agents} numbers, one per agent",
-                )
-                inside = (value >= 0) & (value <= np.asarray(params.grid_length)[..., None])
-                require(
-                    name == "starting_directions" or np.all(inside),
-                    name,
-                    value,
-                    "between 0 and grid_length",
-                )
+        self.check_starts(params)
 
     # --- reset ---
 
@@ -399,88 +372,17 @@ class TagContinuous(Env):
 
         For an inactive agent, all differences and the last m columns are zero.
         """
-        features, own = self.features(state, params), self.own_features(state, params)
-        if self.use_full_observation:
-            rows = self.by_group(jnp.concatenate([self._full_rows(state, features), own], axis=1))
-        else:
-            k, sizes = self.num_other_agents_observed, tuple(self.groups.values())
-            rows = neighbor_rows(
-                state.x, state.y, state.active, features, own, k, num_relative=5, sizes=sizes
-            )
-            rows = dict(zip(self.groups, rows, strict=True))
-        if not self.egocentric:
-            return rows
-        heading = self.by_group(state.direction)
-        return {group: turn_to(heading[group], rows[group], self.num_own) for group in self.groups}
-
-    def features(self, state: State, params: Params) -> jax.Array:
-        """Return the scaled features of all agents, (num_agents, 7).
-
-        The columns are x and y divided by the diagonal, speed and acceleration divided by
-        max_speed, direction divided by 2 pi, type (tagger 1, runner 0), and active.
-        """
-        diagonal = params.grid_length * jnp.float32(math.sqrt(2))
-        speed_unit = params.max_speed + 1e-10
-        columns = [
-            state.x / diagonal,
-            state.y / diagonal,
-            state.speed / speed_unit,
-            state.acceleration / speed_unit,
-            state.direction / jnp.float32(2 * math.pi),
-            jnp.asarray(self.is_tagger, jnp.float32),
-            state.active.astype(jnp.float32),
-        ]
-        return jnp.stack(columns, axis=1)
-
-    def own_features(self, state: State, params: Params) -> jax.Array:
-        """Return the last columns of `observe`, which describe the agent itself.
-
-        The shape is (num_agents, num_own) float32. Rows of inactive agents are zero.
-        """
-        columns = [jnp.broadcast_to(state.time / params.episode_length, state.x.shape)]
-        if self.observe_own_motion:
-            speed = state.speed / (params.max_speed + 1e-10)
-            columns = [jnp.cos(state.direction), jnp.sin(state.direction), speed, *columns]
-        if self.egocentric:
-            diagonal, center = (
-                params.grid_length * jnp.float32(math.sqrt(2)),
-                0.5 * params.grid_length,
-            )
-            center_offset = along_and_across(
-                state.direction, (center - state.x) / diagonal, (center - state.y) / diagonal
-            )
-            columns = [*center_offset, *columns]
-        return jnp.where(state.active[:, None], jnp.stack(columns, axis=1), 0.0)
+        return observe(self, state, params)
 
     @property
     def num_own(self) -> int:
         """Number of observation columns that describe the agent itself."""
         return 1 + 3 * self.observe_own_motion + 2 * self.egocentric
 
-    def _full_rows(self, state: State, features: jax.Array) -> jax.Array:
-        """Return for each agent the features of all others in index order, [N, 7 (N - 1)].
-
-        The first five features are differences to the agent itself. They are zero for inactive
-        agents. The others' types and `active` are always visible.
-        """
-        agents = np.arange(self.num_agents)
-        others = np.array([np.delete(agents, i) for i in agents]).reshape(
-            self.num_agents, self.num_agents - 1
-        )
-        other = features[others]  # [N, N - 1, 7]
-        differences = jnp.where(
-            state.active[:, None, None], other[..., :5] - features[:, None, :5], 0.0
-        )
-        return feature_major(jnp.concatenate([differences, other[..., 5:]], axis=-1))
-
     def split_observation(self, obs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         return split_observation(obs, self.num_own)
 
     # --- spaces ---
-
-    def by_group(self, rows: jax.Array) -> Arrays:
-        """Split rows (num_agents, ...) by group."""
-        return {"tagger": rows[: self.num_taggers], "runner": rows[self.num_taggers :]}
 
     def observation_space(self, params: Params) -> Dict:
         others = (
@@ -515,54 +417,3 @@ def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
     if n <= CHUNK:  # faster than a scatter, which needs a separate kernel
         return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
     return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")
-
-
-def feature_major(rows: jax.Array) -> jax.Array:
-    """Flatten [N, k, F] to [N, F k], grouping by feature instead of by neighbour."""
-    return jnp.swapaxes(rows, 1, 2).reshape(rows.shape[0], -1)
-
-
-def along_and_across(
-    heading: jax.Array, dx: jax.Array, dy: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Rotate a difference into components along and to the left of `heading` [rad].
-
-    Returns:
-        (cos h dx + sin h dy, cos h dy - sin h dx).
-    """
-    cos, sin = jnp.cos(heading), jnp.sin(heading)
-    return cos * dx + sin * dy, cos * dy - sin * dx
-
-
-def turn_to(heading: jax.Array, rows: jax.Array, num_own: int) -> jax.Array:
-    """Rotate observation rows [N, 7 k + num_own] into headings (N,) [rad]."""
-    dx, dy, speed, acceleration, turns, *rest = jnp.split(rows[:, :-num_own], 7, axis=1)
-    dx, dy = along_and_across(heading[:, None], dx, dy)
-    columns = [dx, dy, speed, acceleration, turns - jnp.round(turns), *rest, rows[:, -num_own:]]
-    return jnp.concatenate(columns, axis=1)
-
-
-def split_observation(obs: jax.Array, num_own: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Split observations for permutation-invariant networks (`network.encoder: deep_sets`).
-
-    Args:
-        obs: [..., 7 k + num_own], observations of this environment.
-        num_own: 1, plus 3 if `observe_own_motion`, plus 2 if `egocentric`.
-
-    Returns:
-        (others [..., k, 7], present [..., k] bool, own [..., num_own]): `present` is false for
-        agents that left the game and for padding.
-
-    Raises:
-        ValueError: if the length of `obs` does not fit `num_own`.
-    """
-    length = obs.shape[-1]
-    has_valid_length = length > num_own and length % 7 == num_own
-    require(
-        has_valid_length,
-        "length of an observation",
-        length,
-        f"7 per other agent plus {num_own}",
-    )
-    others = jnp.swapaxes(obs[..., :-num_own].reshape(*obs.shape[:-1], 7, -1), -1, -2)
-    return others, others[..., 6] > 0, obs[..., -num_own:]

@@ -30,7 +30,6 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
         frames[:, None] - np.maximum.accumulate(np.where(in_game, frames[:, None], 0)), FADE
     )
     runners_left = in_game.sum(axis=1)
-    drop = DROP if env.num_agents <= CROWD else FAR_DROP
     marks = [
         Shapes(
             x[:, :n],
@@ -53,7 +52,7 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
         Shapes(
             runner_x,
             y[:, n:],
-            drop,
+            DROP if env.num_agents <= CROWD else FAR_DROP,
             size,
             direction[:, n:],
             "blue",
@@ -80,7 +79,6 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
         f"step {time} of {last}, {num_left} of {env.num_runners} runners left"
         for time, num_left in zip(states.time, runners_left, strict=True)
     ]
-    plots = [Plot("runners left", [Series(runners_left, "blue")])] if len(x) > 1 else []
     return Scene(
         marks,
         captions,
@@ -88,7 +86,7 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
         states.time,
         xlabel="x [length]",
         ylabel="y [length]",
-        plots=plots,
+        plots=[Plot("runners left", [Series(runners_left, "blue")])] if len(x) > 1 else [],
         trail=env.trail,
     )
 

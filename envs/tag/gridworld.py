@@ -6,7 +6,7 @@ Reinforcement Learning on a GPU" (2021), section 4. The rules follow TagGridWorl
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -22,8 +22,9 @@ from wdjax.checks import (
     require_not_negative,
     require_positive,
 )
-from wdjax.env import Env, require_action
-from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, Arrays, require_pairs
+from wdjax.env import require_action
+from wdjax.envs.tag.game import Arrays, Tag
+from wdjax.envs.tag.moves import X_STEPS, Y_STEPS
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
 
@@ -55,7 +56,7 @@ class Params(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class TagGridworld(Env):
+class TagGridworld(Tag):
     """Taggers chase one runner on a grid.
 
     Actions are Discrete(5): stay, x + 1, x - 1, y + 1, y - 1. The game ends at a tag or after
@@ -68,11 +69,10 @@ class TagGridworld(Env):
     random_start: bool = False
     """whether taggers start on random inner cells; false: all in the middle"""
 
-    can_truncate: ClassVar[bool] = False
-    cheap_reset: ClassVar[bool] = True
+    default_params: ClassVar[Params] = Params()
+    num_runners: ClassVar[int] = 1
     observes_late: ClassVar[bool] = True
     shown_by: ClassVar[frozenset[str]] = frozenset({"use_full_observation"})
-    info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
     scripts: ClassVar[dict[str, tuple[str, Callable]]] = {
         "chase_nearest": ("tagger", chase_on_grid),
         "flee_nearest": ("runner", flee_on_grid),
@@ -80,21 +80,9 @@ class TagGridworld(Env):
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
-        require_pairs(self.num_agents)
+        self.check_num_agents()
         require_bool("use_full_observation", self.use_full_observation)
         require_bool("random_start", self.random_start)
-
-    @property
-    def groups(self) -> Mapping[str, int]:
-        return {"tagger": self.num_taggers, "runner": 1}
-
-    @property
-    def num_agents(self) -> int:
-        return self.num_taggers + 1
-
-    @property
-    def default_params(self) -> Params:
-        return Params()
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
@@ -112,31 +100,20 @@ class TagGridworld(Env):
             f"at most {MAX_GRID_LENGTH}, because squared distances are int32",
         )
         require_positive(params, "episode_length")
-        rewards = ("tag_reward_for_tagger", "tag_penalty_for_runner")
-        require_not_negative(params, "wall_hit_penalty", *rewards, "step_cost_for_tagger")
-        x, y = params.starting_location_x, params.starting_location_y
-        require(
-            (x is None) == (y is None),
-            "starting_location_y",
-            y,
-            "set together with starting_location_x",
+        require_not_negative(
+            params,
+            "wall_hit_penalty",
+            "tag_reward_for_tagger",
+            "tag_penalty_for_runner",
+            "step_cost_for_tagger",
         )
-        for name, cells in (("starting_location_x", x), ("starting_location_y", y)):
-            if cells is not None:
-                require(
-                    np.shape(cells)[-1:] == (self.num_agents,),
-                    name,
-                    cells,
-                    f"{self.num_agents} cells, one per agent",
-                )
-                inside = (cells >= 0) & (cells <= np.asarray(params.grid_length)[..., None])
-                require(
-                    np.all(inside & (cells == np.floor(cells))),
-                    name,
-                    cells,
-                    "whole cells from 0 to grid_length",
-                )
+        allowed = "whole cells from 0 to grid_length"
+        self.check_starts(params, allowed)
+        for name in ("starting_location_x", "starting_location_y"):
+            cells = getattr(params, name)
+            require(cells is None or np.all(cells == np.floor(cells)), name, cells, allowed)
         if self.random_start:
+            x = params.starting_location_x
             require(x is None, "starting_location_x", x, "None if random_start is true")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
@@ -268,10 +245,6 @@ class TagGridworld(Env):
 
     def _types(self) -> jax.Array:
         return jnp.zeros(self.num_agents).at[-1].set(1.0)
-
-    def by_group(self, rows: jax.Array) -> Arrays:
-        """Split rows (num_agents, ...) by group."""
-        return {"tagger": rows[:-1], "runner": rows[-1:]}
 
     def observation_space(self, params: Params) -> Dict:
         size = 4 * self.num_agents + 1 if self.use_full_observation else 6

@@ -6,23 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.checks import require
-
-Arrays = dict[str, jax.Array]  # by group, each with a leading agent axis
-
 # Grid actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1.
 X_STEPS = np.array([0, 1, -1, 0, 0], np.int32)
 Y_STEPS = np.array([0, 0, 0, 1, -1], np.int32)
-
-
-def require_pairs(num_agents: int) -> None:
-    """Raise ValueError if the number of agent pairs exceeds the range of int32."""
-    require(
-        num_agents**2 < 2**31,
-        "number of agents",
-        num_agents,
-        "at most 46340, because int32 counts the pairs of agents",
-    )
 
 
 def wrap(angle: jax.Array) -> jax.Array:
