@@ -97,7 +97,7 @@ def environment(name: str, *options: str) -> str:
     Args:
         name: a registered environment.
         *options: `picture` adds a random episode with a fixed seed; `rules` adds the docstrings of
-            `reset`, `step` and `observe`; `source` adds the source named by the module.
+            its methods; `source` adds the source named by the module.
 
     Returns:
         Markdown.
@@ -111,9 +111,14 @@ def environment(name: str, *options: str) -> str:
         parts += [f"![{name}, random play]({picture(name)})", "*Random play, fixed seed.*"]
     parts += ["## Spaces", _spaces(env, params)]
     if "rules" in options:
-        parts += ["## Start", rules(cls.reset), "## Step and reward", rules(cls.step)]
-        if "observe" in vars(cls):
-            parts += ["## Observation", rules(cls.observe)]
+        methods = {"Start": getattr(cls, "start", cls.reset), "Step and reward": cls.step}
+        if not {"step", "advance"} & vars(cls).keys():  # inherited from ClassicControl
+            methods = {"Start": cls.start, "Step": cls.dynamics, "Termination": cls.is_over}
+            methods["Reward"] = cls.reward
+        if hasattr(cls, "observe"):
+            methods["Observation"] = cls.observe
+        for heading, method in methods.items():
+            parts += [f"## {heading}", rules(method)]
     parts += [
         "## Parameters",
         "Traced parameters: set by `env_params` of a preset; swept and vmapped without recompiling.",
@@ -137,13 +142,15 @@ def environment(name: str, *options: str) -> str:
 def rules(method: Any) -> str:
     """Return the rules in the docstring of a method.
 
-    The sections `Args`, `Returns` and `Raises` are removed, and a summary that only names the
-    returned value.
+    The sections `Args`, `Returns` and `Raises` are removed. A summary that names the returned value
+    is removed too if details follow it.
     """
     doc = inspect.getdoc(method) or ""
     doc = re.split(r"^(?:Args|Returns|Raises):$", doc, maxsplit=1, flags=re.MULTILINE)[0].strip()
     summary, _, details = doc.partition("\n\n")
-    return details if summary.startswith("Return") and details else doc
+    if summary.startswith("Return whether "):
+        return f"If {doc.removeprefix('Return whether ')}"
+    return details or summary.removeprefix("Return ") if summary.startswith("Return ") else doc
 
 
 def _spaces(env: Any, params: Any) -> str:

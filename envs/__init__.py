@@ -161,11 +161,14 @@ def register(name: str, env: type[Env] | Env, replace: bool = False) -> None:
         TypeError: if `name` is not a string, `env` is neither a wdjax.Env nor a subclass, or a
             field of the class has no default.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"name = {name!r}: must be a string")
+    require(isinstance(name, str), "name", name, "a string", TypeError)
     # a colon separates the prefix of another library
-    is_plain = name and ":" not in name and name == name.strip()
-    require(is_plain, "name", name, "a name without ':' and without surrounding spaces")
+    require(
+        name and ":" not in name and name == name.strip(),
+        "name",
+        name,
+        "a name without ':' and without surrounding spaces",
+    )
     _require_env("env", env)
     old = _REGISTRY.get(name, env)
     is_same = old == env or (
@@ -228,10 +231,13 @@ def _is_library(prefix: str) -> bool:
 
 def _require_env(subject: str, source: Any) -> None:
     """Raise TypeError unless `source` is an Env, or a subclass that needs no arguments."""
-    if not (isinstance(source, Env) or (isinstance(source, type) and issubclass(source, Env))):
-        raise TypeError(
-            f"{subject} = {source!r}: must be a subclass of wdjax.Env, or an instance of a subclass"
-        )
+    require(
+        isinstance(source, Env) or (isinstance(source, type) and issubclass(source, Env)),
+        subject,
+        source,
+        "a subclass of wdjax.Env, or an instance of a subclass",
+        TypeError,
+    )
     for field in dataclasses.fields(source) if isinstance(source, type) else ():
         if (
             field.init

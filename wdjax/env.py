@@ -191,9 +191,9 @@ class Env(abc.ABC):
             of them is present [..., k] bool (false for agents that left and for padding), and the
             remaining features [..., m].
         """
-        name = type(self).__name__
         raise NotImplementedError(
-            f"{name} has no split_observation. Implement the method split_observation(obs)."
+            f"{type(self).__name__} has no split_observation. "
+            "Implement the method split_observation(obs)."
         )
 
     def scene(self, states: Any, params: Any) -> "Scene":
@@ -206,9 +206,8 @@ class Env(abc.ABC):
         Returns:
             A `wdjax.drawing.Scene`.
         """
-        name = type(self).__name__
         raise NotImplementedError(
-            f"{name} has no drawing. Implement the method scene(states, params)."
+            f"{type(self).__name__} has no drawing. Implement the method scene(states, params)."
         )
 
     def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
@@ -226,12 +225,13 @@ class Env(abc.ABC):
         """
         from wdjax.drawing.raster import picture
 
-        one = first_axis(state)
-
-        def join(old, new) -> Any:
-            return (jax.numpy if is_key(new) else np).concatenate([old, new])
-
-        states = one if history is None else jax.tree.map(join, history, one)
+        states = first_axis(state)
+        if history is not None:
+            states = jax.tree.map(
+                lambda *parts: (jax.numpy if is_key(parts[-1]) else np).concatenate(parts),
+                history,
+                states,
+            )
         axes.imshow(picture(self.scene(states, jax.device_get(params))))
         axes.axis("off")
 
@@ -281,23 +281,29 @@ def require_batched_spaces(env: Env, params: Any) -> None:
     for method in ("observation_space", "action_space"):
         space = getattr(env, method)(params)
         if not isinstance(space, Space):
-            returned = type(space).__name__
             raise ValueError(
-                f"{method} returns {returned}: must be a wdjax Box, Discrete, MultiDiscrete or Dict"
+                f"{method} returns {type(space).__name__}: "
+                "must be a wdjax Box, Discrete, MultiDiscrete or Dict"
             )
         if groups and (not isinstance(space, Dict) or list(space.spaces) != list(groups)):
             returned = (
                 f"Dict of {list(space.spaces)}" if isinstance(space, Dict) else type(space).__name__
             )
-            message = f"must be a Dict of the groups, in their order: {list(groups)}"
-            raise ValueError(f"{method} returns a {returned}: {message}")
+            raise ValueError(
+                f"{method} returns a {returned}: "
+                f"must be a Dict of the groups, in their order: {list(groups)}"
+            )
         for group, num in groups.items():
             if agent_axes(space[group]) != {(num,)}:
-                message = f"is not a batch of {num} agents. Return one agent's space.batch({num})."
-                raise ValueError(f"{method}[{group!r}] {message}")
+                raise ValueError(
+                    f"{method}[{group!r}] is not a batch of {num} agents. "
+                    f"Return one agent's space.batch({num})."
+                )
         if not groups and agent_axes(space) != {()}:
-            message = f"is a batch, but {type(env).__name__} has no groups. Return the space of one agent."
-            raise ValueError(f"{method} {message}")
+            raise ValueError(
+                f"{method} is a batch, but {type(env).__name__} has no groups. "
+                "Return the space of one agent."
+            )
 
 
 def require_action(
@@ -389,8 +395,9 @@ def cast_params(params: Any, defaults: Any) -> Any:
         ValueError: for a wrong shape or a value out of range. The message names the field.
     """
     names = [field.name for field in dataclasses.fields(params)]
-    changes = {name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}
-    return params.replace(**changes)
+    return params.replace(
+        **{name: _cast(name, getattr(params, name), getattr(defaults, name)) for name in names}
+    )
 
 
 def is_number_tuple(default: Any) -> bool:

@@ -18,11 +18,12 @@ def import_when_used(
     a type checker that sees `__getattr__` accepts every name.
     """
     tree = ast.parse(sys.modules[package].__spec__.loader.get_source(package))
-    lines = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
-    imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
     home = {
         alias.name: f"{package}.{alias.name}" if line.module == package else line.module
-        for line in imports
+        for node in tree.body
+        if isinstance(node, ast.If)
+        for line in node.body
+        if isinstance(line, ast.ImportFrom)
         for alias in line.names
     }
 
@@ -35,9 +36,11 @@ def import_when_used(
     def elsewhere(name: str) -> str:
         if name.startswith("_"):  # probed by other tools
             return ""
-        parts = [path for part, path in home.items() if path == f"{package}.{part}"]
         inside = [
-            path for path in parts if name in getattr(importlib.import_module(path), "__all__", ())
+            path
+            for part, path in home.items()
+            if path == f"{package}.{part}"
+            and name in getattr(importlib.import_module(path), "__all__", ())
         ]
         matches = [f"{path}.{name}" for path in inside] or [
             f"{package}.{other}" for other in difflib.get_close_matches(name, home, 1)

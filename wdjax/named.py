@@ -127,9 +127,9 @@ def announced(groups: str) -> list[importlib.metadata.EntryPoint]:
         The entry points.
     """
     places = [place for place in sys.path if place and not _is_current(Path(place))]
-    entries = [
+    return [
         entry
         for distribution in importlib.metadata.distributions(path=places)
         for entry in distribution.entry_points
+        if entry.group.startswith(groups)
     ]
-    return [entry for entry in entries if entry.group.startswith(groups)]

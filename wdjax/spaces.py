@@ -18,12 +18,16 @@ from wdjax.tables import brief, html_table
 LARGEST = 2**31 - 1  # largest int32
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choices:
-    """Base of the int32 spaces: `sizes` are numbers of choices, `batch_shape` the agent axes."""
+class _Shown:
+    """Base of all spaces: notebooks show a table."""
 
     def _repr_html_(self) -> str:
         return html_table(space_rows(self), caption=type(self).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choices(_Shown):
+    """Base of the int32 spaces: `sizes` are numbers of choices, `batch_shape` the agent axes."""
 
     @property
     def dtype(self) -> Any:
@@ -82,12 +86,14 @@ class MultiDiscrete(_Choices):
 
     def __post_init__(self):
         sequence = (tuple, list, np.ndarray)
-        if not isinstance(self.nvec, sequence) or any(
-            isinstance(size, sequence) for size in self.nvec
-        ):
-            raise TypeError(
-                f"MultiDiscrete.nvec = {self.nvec!r}: must be a tuple of sizes, like (3, 3)"
-            )
+        require(
+            isinstance(self.nvec, sequence)
+            and not any(isinstance(size, sequence) for size in self.nvec),
+            "MultiDiscrete.nvec",
+            self.nvec,
+            "a tuple of sizes, like (3, 3)",
+            TypeError,
+        )
         object.__setattr__(self, "nvec", tuple(self.nvec))  # hashable, unlike a list or an array
         require(len(self.nvec) > 0, "MultiDiscrete.nvec", self.nvec, "a tuple of at least one size")
         for size in self.nvec:
@@ -104,7 +110,7 @@ class MultiDiscrete(_Choices):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Box:
+class Box(_Shown):
     """Numbers in [low, high]; each bound is a number or an array that broadcasts to `shape`."""
 
     low: Any = -np.inf  # lower bound, inclusive
@@ -122,9 +128,6 @@ class Box:
             )
         self._check_bounds()
 
-    def _repr_html_(self) -> str:
-        return html_table(space_rows(self), caption="Box")
-
     def _check_bounds(self) -> None:
         """Raise if a bound is not numeric or has a wrong shape, or if concrete bounds cross."""
         bounds = {"low": self.low, "high": self.high}
@@ -135,12 +138,8 @@ class Box:
                 dtype = np.dtype(object)
             if not _is_real(dtype):
                 raise TypeError(f"Box.{name} = {bound!r}: must be a number, or an array of numbers")
-            try:
-                fits = np.broadcast_shapes(np.shape(bound), self.shape) == self.shape
-            except ValueError:
-                fits = False
             require(
-                fits,
+                broadcasts_to(np.shape(bound), self.shape),
                 f"shape of Box.{name}",
                 np.shape(bound),
                 f"one that broadcasts to {self.shape}",
@@ -151,9 +150,8 @@ class Box:
             return
         require(np.all(low < np.inf), "Box.low", self.low, "below infinity, not NaN")
         require(np.all(high > -np.inf), "Box.high", self.high, "above minus infinity, not NaN")
-        below = np.all(np.broadcast_to(low, self.shape) <= np.broadcast_to(high, self.shape))
         require(
-            below,
+            np.all(np.broadcast_to(low, self.shape) <= np.broadcast_to(high, self.shape)),
             "Box.low",
             self.low,
             f"at most Box.high = {getattr(self.high, 'tolist', lambda: self.high)()!r}",
@@ -229,27 +227,35 @@ class Box:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dict:
+class Dict(_Shown):
     """A dict of spaces; its values are dicts with the same keys."""
 
     spaces: Mapping[str, Any]  # name -> space
 
     def __post_init__(self):
-        if not isinstance(self.spaces, Mapping):
-            raise TypeError(f"Dict.spaces = {self.spaces!r}: must be a dict of names and spaces")
+        require(
+            isinstance(self.spaces, Mapping),
+            "Dict.spaces",
+            self.spaces,
+            "a dict of names and spaces",
+            TypeError,
+        )
         require(len(self.spaces) > 0, "Dict.spaces", self.spaces, "a dict of at least one space")
         for name, space in self.spaces.items():
-            if not isinstance(name, str):
-                raise TypeError(
-                    f"a name in Dict.spaces = {name!r}: must be a string, not {type(name).__name__}"
-                )
-            if not isinstance(space, Space):
-                raise TypeError(
-                    f"Dict.spaces[{name!r}] = {space!r}: must be a Box, Discrete, MultiDiscrete or Dict"
-                )
-
-    def _repr_html_(self) -> str:
-        return html_table(space_rows(self), caption="Dict")
+            require(
+                isinstance(name, str),
+                "a name in Dict.spaces",
+                name,
+                f"a string, not {type(name).__name__}",
+                TypeError,
+            )
+            require(
+                isinstance(space, Space),
+                f"Dict.spaces[{name!r}]",
+                space,
+                "a Box, Discrete, MultiDiscrete or Dict",
+                TypeError,
+            )
 
     @property
     def single(self) -> Self:
@@ -310,17 +316,8 @@ def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] =
     Dtypes and bounds are not compared, because the value may be traced.
     """
     if isinstance(space, Dict):
-        keys, allowed = (
-            list(space.spaces),
-            f"a dict with the keys {', '.join(map(repr, space.spaces))}",
-        )
-        description = (
-            f"a dict with the keys {', '.join(map(repr, value))}"
-            if isinstance(value, Mapping)
-            else _brief(value)
-        )
-        if not isinstance(value, Mapping) or set(value) != set(keys):
-            raise ValueError(f"{name} = {description}: must be {allowed}")
+        if not isinstance(value, Mapping) or set(value) != set(space.spaces):
+            raise ValueError(f"{name} = {_brief(value)}: must be {_brief(space.spaces)}")
         for part, inside in space.spaces.items():
             require_structure(f"{name}[{part!r}]", value[part], inside, axes)
     elif value is None or isinstance(value, Mapping) or jnp.shape(value) != (*axes, *space.shape):
@@ -331,9 +328,9 @@ def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] =
 
 
 def _brief(value: Any) -> str:
-    if value is None or isinstance(value, Mapping):
-        return type(value).__name__
-    return f"an array of shape {jnp.shape(value)}"
+    if isinstance(value, Mapping):
+        return f"a dict with the keys {', '.join(map(repr, value))}"
+    return "None" if value is None else f"an array of shape {jnp.shape(value)}"
 
 
 def agent_axes(space: Any) -> set[tuple[int, ...]]:
@@ -343,14 +340,22 @@ def agent_axes(space: Any) -> set[tuple[int, ...]]:
     return {space.shape[: space.batch_ndim] if isinstance(space, Box) else space.batch_shape}
 
 
+def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape broadcasts to the target shape."""
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
+
+
 def _check_size(field: str, size: Any) -> None:
     require_integer(field, size, 1)
     require(size <= LARGEST, field, size, f"at most {LARGEST}, the largest int32")
 
 
 def _check_shape(field: str, shape: Any) -> None:
-    if not isinstance(shape, (tuple, list)):
-        raise TypeError(f"{field} = {shape!r}: must be a tuple of sizes, like (3,)")
+    is_sequence = isinstance(shape, (tuple, list))
+    require(is_sequence, field, shape, "a tuple of sizes, like (3,)", TypeError)
     for size in shape:
         require_integer(f"a size in {field}", size, 0)
 

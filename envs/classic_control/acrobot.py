@@ -75,8 +75,16 @@ class Acrobot(ClassicControl):
             lambda value: np.abs(value) <= LARGE,
             f"between {-LARGE:g} and {LARGE:g}",
         )
-        lengths_and_masses = ("LINK_LENGTH_1", "LINK_LENGTH_2", "LINK_MASS_1", "LINK_MASS_2")
-        require_positive(params, *lengths_and_masses, "LINK_MOI", "dt", "episode_length")
+        require_positive(
+            params,
+            "LINK_LENGTH_1",
+            "LINK_LENGTH_2",
+            "LINK_MASS_1",
+            "LINK_MASS_2",
+            "LINK_MOI",
+            "dt",
+            "episode_length",
+        )
         require(
             np.all(params.dt <= 1),
             "dt",
@@ -99,9 +107,9 @@ class Acrobot(ClassicControl):
         return State(theta1, theta2, theta1_dot, theta2_dot, jnp.int32(0))
 
     def dynamics(self, state: State, action: jax.Array, params: Params) -> State:
-        """Advance the state by `dt` seconds with the classical Runge-Kutta method.
+        """Apply a constant torque for `dt` seconds, one step of the classical Runge-Kutta method.
 
-        The torque is constant during the step:
+        The new state is:
 
             s + dt/6 (k1 + 2 k2 + 2 k3 + k4),
             k1 = f(s),  k2 = f(s + dt/2 k1),  k3 = f(s + dt/2 k2),  k4 = f(s + dt k3).
@@ -129,7 +137,7 @@ class Acrobot(ClassicControl):
         )
 
     def is_over(self, state: State, params: Params) -> jax.Array:
-        """Return whether -cos th1 - cos(th1 + th2) > 1: a bool scalar.
+        """Return whether the tip is above the goal height: -cos th1 - cos(th1 + th2) > 1.
 
         For links of equal length, the tip is then more than one link length above the fixed joint.
         The condition does not depend on the lengths.

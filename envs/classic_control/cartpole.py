@@ -63,8 +63,16 @@ class CartPole(ClassicControl):
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
-        thresholds = ("theta_threshold_radians", "x_threshold", "episode_length")
-        require_positive(params, "masscart", "masspole", "length", "tau", *thresholds)
+        require_positive(
+            params,
+            "masscart",
+            "masspole",
+            "length",
+            "tau",
+            "theta_threshold_radians",
+            "x_threshold",
+            "episode_length",
+        )
 
     def start(self, key: jax.Array) -> State:
         """Start near rest, with each state variable uniform in [-0.05, 0.05)."""
@@ -72,7 +80,7 @@ class CartPole(ClassicControl):
         return State(x, x_dot, theta, theta_dot, jnp.int32(0))
 
     def dynamics(self, state: State, action: jax.Array, params: Params) -> State:
-        """Advance the state by one explicit Euler step of `tau` seconds.
+        """Push the cart for `tau` seconds, one explicit Euler step.
 
         With force F, angular velocity w, pole mass mp, total mass M and ml = mp l:
 
@@ -96,7 +104,7 @@ class CartPole(ClassicControl):
         )
 
     def is_over(self, state: State, params: Params) -> jax.Array:
-        """Return whether |x| or |theta| exceeds its threshold: a bool scalar."""
+        """Return whether the cart or the pole has exceeded its threshold, |x| or |theta|."""
         return (jnp.abs(state.x) > params.x_threshold) | (
             jnp.abs(state.theta) > params.theta_threshold_radians
         )

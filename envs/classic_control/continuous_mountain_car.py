@@ -46,9 +46,11 @@ class ContinuousMountainCar(MountainCar):
 
     def check_params(self, params: Params) -> None:
         super().check_params(params)
-        allowed = f"below max_action = {params.max_action}"
         require(
-            np.all(params.min_action < params.max_action), "min_action", params.min_action, allowed
+            np.all(params.min_action < params.max_action),
+            "min_action",
+            params.min_action,
+            f"below max_action = {params.max_action}",
         )
 
     def dynamics(self, state: State, action: jax.Array, params: Params) -> State:

@@ -68,8 +68,12 @@ class MountainCar(ClassicControl):
             high,
             f"at least {LAST_START}, the highest start position",
         )
-        allowed = f"at least {LAST_START}, the highest start position, and at most max_position"
-        require(np.all((goal >= last) & (goal <= high)), "goal_position", goal, allowed)
+        require(
+            np.all((goal >= last) & (goal <= high)),
+            "goal_position",
+            goal,
+            f"at least {LAST_START}, the highest start position, and at most max_position",
+        )
         require_positive(params, "max_speed", "episode_length")
 
     def start(self, key: jax.Array) -> State:
@@ -82,7 +86,7 @@ class MountainCar(ClassicControl):
         return roll(state, (action - 1) * params.force, params)
 
     def is_over(self, state: State, params: Any) -> jax.Array:
-        """Return whether the car is at the goal with at least goal_velocity: a bool scalar."""
+        """Return whether the car has reached the goal with at least `goal_velocity`."""
         return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
 
     def reward(self, action: jax.Array, over_before: jax.Array, terminated: jax.Array) -> jax.Array:

@@ -53,8 +53,12 @@ class Pendulum(ClassicControl):
     def check_params(self, params: Params) -> None:
         require_finite(params)
         require_positive(params, "max_torque", "dt", "m", "l", "episode_length")
-        allowed = f"at least {START_SPEED}, the largest initial speed"
-        require(np.all(params.max_speed >= START_SPEED), "max_speed", params.max_speed, allowed)
+        require(
+            np.all(params.max_speed >= START_SPEED),
+            "max_speed",
+            params.max_speed,
+            f"at least {START_SPEED}, the largest initial speed",
+        )
 
     def start(self, key: jax.Array) -> State:
         """Start with theta uniform in [-pi, pi) rad and theta_dot uniform in [-1, 1) rad/s."""

@@ -258,9 +258,11 @@ class Rice(Env):
             name: np.array(value, dtype) if isinstance(value, list) else number(value)
             for name, value in fields.items()
         }
-        length = ACTIVITIES * (STAGES if self.negotiation else 1)
         return Params(
-            **numbers, carbon_price=number(0.0), output_bonus=number(0.0), episode_length=length
+            **numbers,
+            carbon_price=number(0.0),
+            output_bonus=number(0.0),
+            episode_length=ACTIVITIES * (STAGES if self.negotiation else 1),
         )
 
     def check_params(self, params: Params) -> None:
@@ -308,11 +310,10 @@ class Rice(Env):
         n, dtype = self.num_regions, jnp.result_type(float)
         zero, zeros, square = jnp.zeros((), dtype), jnp.zeros(n, dtype), jnp.zeros((n, n), dtype)
         temperature, carbon = jnp.asarray(params.T_0, dtype), jnp.asarray(params.M_0, dtype)
-        stocks = (
+        capital, labor, technology, intensity = (
             jnp.asarray(value, dtype)
             for value in (params.K_0, params.L_0, params.A_0, params.sigma_0)
         )
-        capital, labor, technology, intensity = stocks
         state = State(
             temperature,
             carbon,
@@ -355,8 +356,9 @@ class Rice(Env):
         over_before = self.is_over(state, params)
         heads = action[REGION]
         if self.negotiation:
-            stages = (self.propose, self.evaluate, self.act)
-            moved = jax.lax.switch(state.time % STAGES, stages, state, heads, params)
+            moved = jax.lax.switch(
+                state.time % STAGES, (self.propose, self.evaluate, self.act), state, heads, params
+            )
             acts = ~over_before & (state.time % STAGES == STAGES - 1)
         else:
             moved, acts = self.act(state, heads, params), ~over_before

@@ -100,8 +100,12 @@ class TaxedCommons(Env):
         for name, (low, high) in ranges.items():
             value = getattr(params, name)
             require(np.all((value >= low) & (value <= high)), name, value, f"from {low} to {high}")
-        within = np.all((params.start >= 0) & (params.start <= params.capacity))
-        require(within, "start", params.start, "from 0 to capacity")
+        require(
+            np.all((params.start >= 0) & (params.start <= params.capacity)),
+            "start",
+            params.start,
+            "from 0 to capacity",
+        )
         require_not_negative(params, "cost", "tax_step")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:

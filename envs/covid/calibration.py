@@ -135,9 +135,8 @@ def load_calibration(path: str | os.PathLike, num_states: int = 51) -> Calibrati
         fields = {name: _numbers(name, data[name]) for name in names}
         levels = _levels(data)
         start = data["start_index"]
-        is_valid = isinstance(start, int) and 0 <= start < len(levels)
         require(
-            is_valid,
+            isinstance(start, int) and 0 <= start < len(levels),
             "start_index",
             start,
             f"an index into policy_digits_per_state, 0 to {len(levels) - 1}",
@@ -235,8 +234,12 @@ def check_calibration(calibration: Any, num_states: int) -> None:
         fits = len(actual) == len(shape) and all(
             b in ("days", a) for a, b in zip(actual, shape, strict=True)
         )
-        expected = f"of shape {shape}".replace("'", "") + f", for num_states = {num_states}"
-        require(fits, f"shape of {key}", np.shape(value), expected)
+        require(
+            fits,
+            f"shape of {key}",
+            np.shape(value),
+            f"of shape {shape}".replace("'", "") + f", for num_states = {num_states}",
+        )
         require(np.all(np.isfinite(value)), name, value, "finite")
     require_positive(calibration, *_ABOVE_0)
     require(np.all(calibration.gamma <= 1), "gamma", calibration.gamma, "at most 1 per day")
@@ -262,8 +265,12 @@ def check_calibration(calibration: Any, num_states: int) -> None:
         f"levels from 1 to {NUM_LEVELS}",
     )
     days = np.shape(policy)[-2]
-    allowed = f"at least the {days} days of policy_digits_per_state up to start_index"
-    require(np.all(calibration.filter_len >= days), "filter_len", calibration.filter_len, allowed)
+    require(
+        np.all(calibration.filter_len >= days),
+        "filter_len",
+        calibration.filter_len,
+        f"at least the {days} days of policy_digits_per_state up to start_index",
+    )
     _check_bounds(values)
     _check_counts(calibration)
 

@@ -203,11 +203,16 @@ def save_curves(
         axes.set(xlim=(0, columns), ylim=(-rows, 0), aspect="equal")
         axes.set_title(f"{MEASURES[k]}, 0 to {most:.3g}", fontsize=10)
         axes.axis("off")
-    handles = [
-        Line2D([], [], color=color, label=label)
-        for label, color in zip(curves, COLORS, strict=False)
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    figure.legend(
+        handles=[
+            Line2D([], [], color=color, label=label)
+            for label, color in zip(curves, COLORS, strict=False)
+        ],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=10,
+    )
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(str(path))
 

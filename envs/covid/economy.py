@@ -129,8 +129,7 @@ class CovidEconomy(Env):
         require_finite(params.replace(calibration=None))
         longest = params.calibration.filter_len
         durations = ("episode_length", "cooldown", "subsidy_interval", "delivery_interval")
-        priorities = ("state_health_priority", "planner_health_priority")
-        require_positive(params, *durations, *priorities)
+        require_positive(params, *durations, "state_health_priority", "planner_health_priority")
         require(
             np.all(params.episode_length <= longest),
             "episode_length",
@@ -146,8 +145,12 @@ class CovidEconomy(Env):
         )
         share, bias = params.working_share, np.max(params.calibration.unemployment_bias)
         least = (np.log(2) + bias) / 100
-        allowed = f"above the minimum unemployment {least:.3f} (unemployment_bias) and at most 1"
-        require(np.all((share > least) & (share <= 1)), "working_share", share, allowed)
+        require(
+            np.all((share > least) & (share <= 1)),
+            "working_share",
+            share,
+            f"above the minimum unemployment {least:.3f} (unemployment_bias) and at most 1",
+        )
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
         """Start on day 0; every reset is identical."""
@@ -396,8 +399,12 @@ class CovidEconomy(Env):
         return Dict({"state": Dict(state).batch(n), "planner": Dict(planner).batch(1)})
 
     def action_space(self, params: Params) -> Dict:
-        planner = Discrete(self.num_subsidy_levels + 1).batch(1)
-        return Dict({"state": Discrete(NUM_LEVELS + 1).batch(self.num_states), "planner": planner})
+        return Dict(
+            {
+                "state": Discrete(NUM_LEVELS + 1).batch(self.num_states),
+                "planner": Discrete(self.num_subsidy_levels + 1).batch(1),
+            }
+        )
 
     def scene(self, states: State, params: Params) -> Any:
         from wdjax.envs.covid.drawing import map_scene

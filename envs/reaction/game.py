@@ -170,10 +170,14 @@ class ReactionPath(Env):
                 & (z < upper[..., None])
             )
             require(np.all(inside), name, cells, allowed)
-        differs = np.any(
-            np.asarray(params.initial_state) != np.asarray(params.final_state), axis=-1
+        require(
+            np.all(
+                np.any(np.asarray(params.initial_state) != np.asarray(params.final_state), axis=-1)
+            ),
+            "final_state",
+            params.final_state,
+            "different from initial_state",
         )
-        require(np.all(differs), "final_state", params.final_state, "different from initial_state")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
         """Place the atoms at initial_state.

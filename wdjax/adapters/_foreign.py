@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from wdjax.checks import require
 from wdjax.env import Env
-from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, broadcasts_to
 from wdjax.vector import RESERVED_INFO
 
 # Info entries that are not statistics: their sum over an episode has no meaning.
@@ -109,10 +110,13 @@ def require_environment(env: Any, library: str, names: Iterable[str]) -> None:
     It must be hashable because it is a static argument of compiled functions.
     """
     for name in (*names, "observation_space", "action_space"):
-        if isinstance(env, type) or not hasattr(env, name):
-            raise TypeError(
-                f"env = {env!r}: must be a {library} environment, an object with attribute {name}"
-            )
+        require(
+            not isinstance(env, type) and hasattr(env, name),
+            "env",
+            env,
+            f"a {library} environment, an object with attribute {name}",
+            TypeError,
+        )
     try:
         hash(env)
     except TypeError:
@@ -167,17 +171,17 @@ def _translate_box(space: Any, example: Any) -> Box:
     dtype = jax.dtypes.canonicalize_dtype(space.dtype)  # int64 becomes int32 without jax_enable_x64
     if example is not None and not np.can_cast(example.dtype, dtype, "same_kind"):
         dtype = example.dtype
-    bounds = (_fit_bound(space.low, shape, jnp.min), _fit_bound(space.high, shape, jnp.max))
-    return Box(*bounds, shape, jnp.dtype(jnp.float32) if dtype.kind == "b" else dtype)
+    return Box(
+        _fit_bound(space.low, shape, jnp.min),
+        _fit_bound(space.high, shape, jnp.max),
+        shape,
+        jnp.dtype(jnp.float32) if dtype.kind == "b" else dtype,
+    )
 
 
 def _fit_bound(bound: Any, shape: tuple[int, ...], widest: Any) -> Any:
     """Return the bound if it broadcasts to `shape`, else its loosest number."""
-    try:
-        fits = np.broadcast_shapes(np.shape(bound), shape) == shape
-    except ValueError:
-        fits = False
-    return bound if fits else widest(jnp.asarray(bound))
+    return bound if broadcasts_to(np.shape(bound), shape) else widest(jnp.asarray(bound))
 
 
 def cast_obs(space: Space, obs: Any) -> Any:
@@ -198,17 +202,11 @@ def _as_dtype(leaf: Any, dtype: Any) -> jax.Array:
 
 def argument_names(env: Any) -> list[str]:
     """Return the argument names of the constructors of an environment and its base classes."""
-    constructors = [
-        cls.__init__ for cls in type(env).__mro__ if "__init__" in vars(cls) and cls is not object
-    ]
-    parameters = [
-        parameter
-        for constructor in constructors
-        for parameter in inspect.signature(constructor).parameters.values()
-    ]
     names = [
         parameter.name
-        for parameter in parameters
+        for cls in type(env).__mro__
+        if "__init__" in vars(cls) and cls is not object
+        for parameter in inspect.signature(cls.__init__).parameters.values()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     return [name for name in dict.fromkeys(names) if name != "self"]

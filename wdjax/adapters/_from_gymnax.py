@@ -9,7 +9,7 @@ import numpy as np
 
 from wdjax.adapters import _foreign as foreign
 from wdjax.adapters._foreign import ForeignEnv, State
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.env import cast_params
 from wdjax.spaces import Space
 from wdjax.vector import StepResult
@@ -27,10 +27,9 @@ class GymnaxEnv(ForeignEnv):
     """hashable copy of `params`, for equality and hashing"""
 
     def __post_init__(self):
-        leaves = jax.tree_util.tree_leaves_with_path(self.params)
-        named = [(jax.tree_util.keystr(path), np.asarray(leaf)) for path, leaf in leaves]
-        values = tuple((name, leaf.dtype.str, leaf.shape, leaf.tobytes()) for name, leaf in named)
-        object.__setattr__(self, "_values", values)
+        leaves = jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, self.params))
+        values = [(path, leaf.dtype.str, leaf.shape, leaf.tobytes()) for path, leaf in leaves]
+        object.__setattr__(self, "_values", tuple(values))
 
     @property
     def can_truncate(self) -> bool:
@@ -152,8 +151,11 @@ def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
     env, params = gymnax.make(name)
     constructor = foreign.argument_names(env)
     for key in arguments:
-        known = constructor + [field.name for field in dataclasses.fields(params)]
-        require_known(f"argument of gymnax:{name}", key, known)
+        require_known(
+            f"argument of gymnax:{name}",
+            key,
+            constructor + [field.name for field in dataclasses.fields(params)],
+        )
     static = {key: value for key, value in arguments.items() if key in constructor}
     if static:
         env, _ = gymnax.make(name, **static)
@@ -165,14 +167,17 @@ def make(name: str, **arguments: Any) -> tuple[GymnaxEnv, Any]:
 
 def as_numbers(params: Any) -> Any:
     """Convert scalar params to Python numbers, which give `cast_params` the expected types."""
-    if not (dataclasses.is_dataclass(params) and hasattr(params, "replace")):
-        raise TypeError(
-            f"params = {params!r}: must be a flax.struct.dataclass, like the EnvParams of gymnax"
-        )
+    require(
+        dataclasses.is_dataclass(params) and hasattr(params, "replace"),
+        "params",
+        params,
+        "a flax.struct.dataclass, like the EnvParams of gymnax",
+        TypeError,
+    )
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     scalars = {
-        name: value
+        name: np.asarray(value).item()
         for name, value in values.items()
         if hasattr(value, "dtype") and np.shape(value) == ()
     }
-    return params.replace(**{name: np.asarray(value).item() for name, value in scalars.items()})
+    return params.replace(**scalars)

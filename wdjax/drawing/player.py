@@ -141,12 +141,8 @@ def to_html(scene: Scene, fps: float = 12.0) -> str:
     header = json.dumps(page, allow_nan=False).encode()
     content = len(header).to_bytes(4, "little") + header + b"".join(packer.parts)
     data = base64.b64encode(zlib.compress(content, 9)).decode()
-    template = (
-        importlib.resources.files("wdjax.drawing")
-        .joinpath("player.html")
-        .read_text(encoding="utf8")
-    )
-    return template.replace("EPISODE_DATA", data)
+    template = importlib.resources.files("wdjax.drawing").joinpath("player.html")
+    return template.read_text(encoding="utf8").replace("EPISODE_DATA", data)
 
 
 def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
@@ -167,19 +163,25 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
         "kind": type(mark).__name__
     }
     if isinstance(mark, Shapes):
-        arrays = {name: packer.add(getattr(mark, name)) for name in ("x", "y", "angle")}
-        sides = {"w": packer.add(mark.size[..., 0]), "h": packer.add(mark.size[..., 1])}
         # Round relative to the size of the outline, as environments use any unit.
         digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))
-        opacity = packer.add(mark.opacity, 8)
-        is_round = mark.outline is DISC and np.array_equal(
-            mark.size[..., 0], mark.size[..., 1], equal_nan=True
-        )
-        outline = {"outline": mark.outline.round(digits).tolist(), "round": is_round}
-        return page | arrays | sides | outline | {"opacity": opacity}
+        width, height = np.moveaxis(mark.size, -1, 0)
+        return page | {
+            "x": packer.add(mark.x),
+            "y": packer.add(mark.y),
+            "angle": packer.add(mark.angle),
+            "w": packer.add(width),
+            "h": packer.add(height),
+            "outline": mark.outline.round(digits).tolist(),
+            "round": mark.outline is DISC and np.array_equal(width, height, equal_nan=True),
+            "opacity": packer.add(mark.opacity, 8),
+        }
     if isinstance(mark, Lines):
-        window = None if mark.window is None else mark.window.tolist()
-        return page | {"points": packer.add(mark.points), "opacity": mark.opacity, "window": window}
+        return page | {
+            "points": packer.add(mark.points),
+            "opacity": mark.opacity,
+            "window": None if mark.window is None else mark.window.tolist(),
+        }
     if isinstance(mark, Text):
         return page | {
             "x": packer.add(mark.x),

@@ -116,11 +116,12 @@ def _require_alike(mark: Any, **arrays: np.ndarray) -> tuple[int, int]:
 def _corners(extent: Any) -> tuple[float, ...]:
     """Return an extent as four floats; raise ValueError if it is not a rectangle."""
     corners = np.asarray(extent, np.float64)
-    valid = (
-        corners.shape == (4,) and np.isfinite(corners).all() and np.all(corners[:2] < corners[2:])
+    require(
+        corners.shape == (4,) and np.isfinite(corners).all() and np.all(corners[:2] < corners[2:]),
+        "extent",
+        extent,
+        "four finite numbers (x0, y0, x1, y1) with x0 < x1 and y0 < y1",
     )
-    allowed = "four finite numbers (x0, y0, x1, y1) with x0 < x1 and y0 < y1"
-    require(valid, "extent", extent, allowed)
     return tuple(corners.tolist())
 
 
@@ -164,13 +165,15 @@ class Shapes:
         frames, _ = np.broadcast_shapes(arrays["x"].shape, arrays["y"].shape)
         arrays |= {name: np.broadcast_to(arrays[name], (frames, count)) for name in ("x", "y")}
         outline = np.asarray(self.outline, np.float64)
-        valid = (
+        require(
             outline.ndim == 2
             and len(outline)
             and outline.shape[1] == 2
-            and np.isfinite(outline).all()
+            and np.isfinite(outline).all(),
+            "outline.shape",
+            outline.shape,
+            "(V, 2), with finite values",
         )
-        require(valid, "outline.shape", outline.shape, "(V, 2), with finite values")
         _set_plain(self)
         _set(self, **arrays, outline=outline)
 
@@ -201,8 +204,12 @@ class Lines:
         points = _floats(self.points, 4, "points")
         require(points.shape[3] == 2, "points.shape", np.shape(self.points), "(..., V, 2)")
         window = None if self.window is None else np.asarray(self.window, np.int64)
-        valid = window is None or (window.ndim == 2 and window.shape[1] == 2)
-        require(valid, "window.shape", np.shape(window), "(T, 2)")
+        require(
+            window is None or (window.ndim == 2 and window.shape[1] == 2),
+            "window.shape",
+            np.shape(window),
+            "(T, 2)",
+        )
         _set_plain(self)
         _set(self, points=points, window=window, opacity=min(max(self.opacity, 0.0), 1.0))
 
@@ -236,8 +243,12 @@ class Text:
         arrays = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y")}
         x, y = (np.broadcast_to(array, _require_alike(self, **arrays)) for array in arrays.values())
         counts = sorted({len(frame) for frame in texts})
-        allowed = f"[{x.shape[1]}], the number of positions"
-        require(counts == [x.shape[1]], "texts per frame", counts, allowed)
+        require(
+            counts == [x.shape[1]],
+            "texts per frame",
+            counts,
+            f"[{x.shape[1]}], the number of positions",
+        )
         _set_plain(self)
         _set(self, x=x, y=y, texts=texts)
 
@@ -263,8 +274,12 @@ class Field:
 
     def __post_init__(self):
         opacity, index = _shade(self.opacity, 3), np.atleast_1d(np.asarray(self.index, np.int64))
-        valid = np.all((index >= 0) & (index < len(opacity)))
-        require(valid, "index", index, f"from 0 to {len(opacity) - 1}, an index into opacity")
+        require(
+            np.all((index >= 0) & (index < len(opacity))),
+            "index",
+            index,
+            f"from 0 to {len(opacity) - 1}, an index into opacity",
+        )
         _set_plain(self)
         _set(self, opacity=opacity, index=index, extent=_corners(self.extent))
 
@@ -293,14 +308,16 @@ class Series:
 
     def __post_init__(self):
         curves = {
-            name: value
+            name: _floats(value, 1, name)
             for name in ("values", "low", "high")
             if (value := getattr(self, name)) is not None
         }
-        curves = {name: _floats(value, 1, name) for name, value in curves.items()}
-        allowed = "values alone, or values with both low and high"
-        valid = len(curves) in (1, 3) and "values" in curves
-        require(valid, "arrays of a Series", sorted(curves), allowed)
+        require(
+            len(curves) in (1, 3) and "values" in curves,
+            "arrays of a Series",
+            sorted(curves),
+            "values alone, or values with both low and high",
+        )
         _set_plain(self)
         _set(self, **curves)
 
@@ -364,30 +381,36 @@ class Scene:
         frames = len(self.captions)
         require(frames, "captions", list(self.captions), "a sequence of one string per frame")
         time = np.arange(frames) if self.time is None else np.asarray(self.time)
-        allowed = f"({frames},), one value per caption"
-        require(time.shape == (frames,), "time.shape", time.shape, allowed)
+        require(
+            time.shape == (frames,), "time.shape", time.shape, f"({frames},), one value per caption"
+        )
         require(np.isfinite(time).all(), "time", time, "finite")
-        marks = [*self.marks, *(series for plot in self.plots for series in plot.series)]
-        for mark in marks:
+        for mark in (*self.marks, *(series for plot in self.plots for series in plot.series)):
             for array in mark.arrays():
-                name = f"length of an array of {type(mark).__name__}"
-                allowed = f"1 or {frames}, the number of captions"
-                require(len(array) in (1, frames), name, len(array), allowed)
-        allowed = "four numbers (x0, y0, x1, y1), unless there are plots"
-        require(self.extent is not None or self.plots, "extent", self.extent, allowed)
+                require(
+                    len(array) in (1, frames),
+                    f"length of an array of {type(mark).__name__}",
+                    len(array),
+                    f"1 or {frames}, the number of captions",
+                )
+        require(
+            self.extent is not None or self.plots,
+            "extent",
+            self.extent,
+            "four numbers (x0, y0, x1, y1), unless there are plots",
+        )
         if self.extent is not None:
             _set(self, extent=_corners(self.extent))
         if self.trail is not None:
             require_integer("trail", self.trail, 0)
             _set(self, trail=int(self.trail))
         _set_plain(self)
-        plots = tuple(_of_frames(plot, frames) for plot in self.plots)
         _set(
             self,
             time=time,
             marks=tuple(self.marks),
             captions=tuple(map(str, self.captions)),
-            plots=plots,
+            plots=tuple(_of_frames(plot, frames) for plot in self.plots),
         )
 
     @property
@@ -409,19 +432,24 @@ class Scene:
 def _of_frames(plot: Plot, frames: int) -> Plot:
     """Return the plot with all curves broadcast to [T]."""
     x = None if plot.x is None else np.asarray(plot.x, np.float64)
-    valid = x is None or (x.shape == (frames,) and np.isfinite(x).all())
-    require(valid, "Plot.x.shape", np.shape(x), f"({frames},), with finite values")
-
-    def full(array) -> np.ndarray | None:
-        return None if array is None else np.broadcast_to(array, (frames,))
-
-    series = tuple(
+    require(
+        x is None or (x.shape == (frames,) and np.isfinite(x).all()),
+        "Plot.x.shape",
+        np.shape(x),
+        f"({frames},), with finite values",
+    )
+    series = [
         dataclasses.replace(
-            curve, values=full(curve.values), low=full(curve.low), high=full(curve.high)
+            curve,
+            **{
+                name: np.broadcast_to(value, (frames,))
+                for name in ("values", "low", "high")
+                if (value := getattr(curve, name)) is not None
+            },
         )
         for curve in plot.series
-    )
-    return dataclasses.replace(plot, x=x, series=series)
+    ]
+    return dataclasses.replace(plot, x=x, series=tuple(series))
 
 
 def starts(time: Any) -> np.ndarray:
