@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -234,6 +235,19 @@ class Env(abc.ABC):
             )
         axes.imshow(picture(self.scene(states, jax.device_get(params))))
         axes.axis("off")
+
+
+def drawn_by(path: str) -> Callable:
+    """Return a method `scene` that calls "package.module:name", a function of the same arguments.
+
+    The module is imported on first use.
+    """
+    module, _, name = path.partition(":")
+
+    def scene(self: Env, states: Any, params: Any) -> "Scene":
+        return getattr(importlib.import_module(module), name)(self, states, params)
+
+    return scene
 
 
 def is_key(leaf: Any) -> bool:

@@ -20,6 +20,7 @@ from wdjax.checks import (
     require_not_negative,
     require_positive,
 )
+from wdjax.env import drawn_by
 from wdjax.envs.classic_control.game import ClassicControl, stack_bounds, wrap_angle
 from wdjax.spaces import Box, Discrete
 
@@ -65,7 +66,7 @@ class Acrobot(ClassicControl):
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = -100.0
     frames_per_second: ClassVar[int] = 15
-    drawing: ClassVar[str] = "acrobot"
+    scene = drawn_by("wdjax.envs.classic_control.drawing:acrobot_scene")
 
     def check_params(self, params: Params) -> None:
         require_finite(params)

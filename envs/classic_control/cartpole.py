@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require_finite, require_positive
+from wdjax.env import drawn_by
 from wdjax.envs.classic_control.game import ClassicControl
 from wdjax.spaces import Box, Discrete
 
@@ -59,7 +60,7 @@ class CartPole(ClassicControl):
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = 475.0
     frames_per_second: ClassVar[int] = 50
-    drawing: ClassVar[str] = "cartpole"
+    scene = drawn_by("wdjax.envs.classic_control.drawing:cartpole_scene")
 
     def check_params(self, params: Params) -> None:
         require_finite(params)

@@ -1,6 +1,5 @@
 """Drawings of classic control (`Env.scene`), to scale in meters."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -199,14 +198,6 @@ def pendulum_scene(env: Any, states: Any, params: Any) -> Scene:
         "position [m]",
         "height above the pivot [m]",
     )
-
-
-SCENES: dict[str, Callable] = {
-    "cartpole": cartpole_scene,
-    "acrobot": acrobot_scene,
-    "mountain_car": mountain_car_scene,
-    "pendulum": pendulum_scene,
-}
 
 
 def _column(values: Any) -> np.ndarray:

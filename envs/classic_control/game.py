@@ -18,7 +18,6 @@ class ClassicControl(Env):
     """
 
     cheap_reset: ClassVar[bool] = True
-    drawing: ClassVar[str]  # key in `SCENES` of drawing.py
 
     def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
         """Return the first observation and the state drawn by `start`."""
@@ -36,11 +35,6 @@ class ClassicControl(Env):
         truncated = (state.time >= params.episode_length) & ~terminated
         reward = self.reward(action, over_before, terminated)
         return self.observe(state, params), state, reward, terminated, truncated, {}
-
-    def scene(self, states: Any, params: Any) -> Any:
-        from wdjax.envs.classic_control.drawing import SCENES
-
-        return SCENES[self.drawing](self, states, params)
 
 
 def wrap_angle(angle: jax.Array) -> jax.Array:

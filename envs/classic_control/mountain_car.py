@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_finite, require_positive
+from wdjax.env import drawn_by
 from wdjax.envs.classic_control.game import ClassicControl, stack_bounds
 from wdjax.spaces import Box, Discrete
 
@@ -49,7 +50,7 @@ class MountainCar(ClassicControl):
 
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = -110.0
-    drawing: ClassVar[str] = "mountain_car"
+    scene = drawn_by("wdjax.envs.classic_control.drawing:mountain_car_scene")
 
     def check_params(self, params: Any) -> None:
         """Raise ValueError if a value is invalid or the track excludes the starts or the goal."""

@@ -13,7 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_finite, require_positive
-from wdjax.env import require_action
+from wdjax.env import drawn_by, require_action
 from wdjax.envs.classic_control.game import ClassicControl, stack_bounds, wrap_angle
 from wdjax.spaces import Box
 
@@ -48,7 +48,7 @@ class Pendulum(ClassicControl):
     """
 
     default_params: ClassVar[Params] = Params()
-    drawing: ClassVar[str] = "pendulum"
+    scene = drawn_by("wdjax.envs.classic_control.drawing:pendulum_scene")
 
     def check_params(self, params: Params) -> None:
         require_finite(params)

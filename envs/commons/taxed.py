@@ -21,7 +21,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import MANY, require, require_finite, require_integer, require_not_negative
-from wdjax.env import Env, require_action
+from wdjax.env import Env, drawn_by, require_action
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
 
 Arrays = dict[str, Any]
@@ -262,7 +262,4 @@ class TaxedCommons(Env):
             {"harvester": harvester.batch(self.num_harvesters), "planner": planner.batch(1)}
         )
 
-    def scene(self, states: State, params: Params) -> Any:
-        from wdjax.envs.commons.drawing import commons_scene
-
-        return commons_scene(self, states, params)
+    scene = drawn_by("wdjax.envs.commons.drawing:commons_scene")

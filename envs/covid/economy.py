@@ -24,7 +24,7 @@ from wdjax.checks import (
     require_not_negative,
     require_positive,
 )
-from wdjax.env import Env, require_action
+from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.covid.calibration import (
     BETA_DELAY,
     NUM_LEVELS,
@@ -406,10 +406,7 @@ class CovidEconomy(Env):
             }
         )
 
-    def scene(self, states: State, params: Params) -> Any:
-        from wdjax.envs.covid.drawing import map_scene
-
-        return map_scene(self, states, params)
+    scene = drawn_by("wdjax.envs.covid.drawing:map_scene")
 
 
 def derive(params: Params) -> Derived:

@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_known, require_positive
-from wdjax.env import Env, require_action
+from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.reaction.surfaces import OWN_TABLE, SHARE_OF_BARRIER, SURFACES, Table, load_table
 from wdjax.spaces import Box
 
@@ -290,10 +290,7 @@ class ReactionPath(Env):
         n = self.num_atoms
         return Box(0.0, np.array([1.0] * 3 * n + [np.inf] * n, np.float32), (4 * n,))
 
-    def scene(self, states: State, params: Params) -> Any:
-        from wdjax.envs.reaction.drawing import path_scene
-
-        return path_scene(self, states, params)
+    scene = drawn_by("wdjax.envs.reaction.drawing:path_scene")
 
 
 def flat_index(cells: jax.Array, shape: tuple[int, ...]) -> jax.Array:

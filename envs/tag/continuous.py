@@ -25,7 +25,7 @@ from wdjax.checks import (
     require_not_negative,
     require_positive,
 )
-from wdjax.env import require_action
+from wdjax.env import drawn_by, require_action
 from wdjax.envs.tag.game import Arrays, Tag
 from wdjax.envs.tag.moves import level, wrap
 from wdjax.envs.tag.observation import observe, split_observation
@@ -399,10 +399,7 @@ class TagContinuous(Tag):
         space = MultiDiscrete((self.num_acceleration_levels + 1, self.num_turn_levels + 1))
         return Dict({group: space.batch(num) for group, num in self.groups.items()})
 
-    def scene(self, states: State, params: Params) -> Any:
-        from wdjax.envs.tag.drawing import continuous_scene
-
-        return continuous_scene(self, states, params)
+    scene = drawn_by("wdjax.envs.tag.drawing:continuous_scene")
 
 
 def distance_between(

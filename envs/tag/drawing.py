@@ -6,6 +6,7 @@ import numpy as np
 
 from wdjax.drawing import CROSS, DISC, TRIANGLE, Lines, Plot, Scene, Series, Shapes, Text
 
+COLORS = {"tagger": "magenta", "runner": "blue"}
 CROWD = 200  # number of agents above which runners are drawn with fewer corners
 FADE = 20  # steps until the mark of a tagged runner stops fading
 # Outlines [V, 2] around the agent's position, of size about 1, heading along +x.
@@ -30,6 +31,7 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
         frames[:, None] - np.maximum.accumulate(np.where(in_game, frames[:, None], 0)), FADE
     )
     runners_left = in_game.sum(axis=1)
+    drop = DROP if env.num_agents <= CROWD else FAR_DROP
     marks = [
         Shapes(
             x[:, :n],
@@ -49,30 +51,8 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
             opacity=1 - 0.65 * since / FADE,
             label="tagged runner",
         ),
-        Shapes(
-            runner_x,
-            y[:, n:],
-            DROP if env.num_agents <= CROWD else FAR_DROP,
-            size,
-            direction[:, n:],
-            "blue",
-            edge=True,
-            label="runner",
-            group="runner",
-            trail=True,
-        ),
-        Shapes(
-            x[:, :n],
-            y[:, :n],
-            DART,
-            1.5 * size,
-            direction[:, :n],
-            "magenta",
-            edge=True,
-            label="tagger",
-            group="tagger",
-            trail=True,
-        ),
+        agents("runner", runner_x, y[:, n:], drop, size, direction[:, n:]),
+        agents("tagger", x[:, :n], y[:, :n], DART, 1.5 * size, direction[:, :n]),
     ]
     last = int(params.episode_length)
     captions = [
@@ -116,28 +96,8 @@ def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
             "faint",
             0.7,
         ),
-        Shapes(
-            x[:, -1:],
-            y[:, -1:],
-            DISC,
-            0.9 * size[:, -1:],
-            color="blue",
-            edge=True,
-            label="runner",
-            group="runner",
-            trail=True,
-        ),
-        Shapes(
-            x[:, :-1],
-            y[:, :-1],
-            TRIANGLE,
-            size[:, :-1],
-            color="magenta",
-            edge=True,
-            label="tagger",
-            group="tagger",
-            trail=True,
-        ),
+        agents("runner", x[:, -1:], y[:, -1:], DISC, 0.9 * size[:, -1:]),
+        agents("tagger", x[:, :-1], y[:, :-1], TRIANGLE, size[:, :-1]),
         *count_words(cell_x, cell_y, top, 0.4 / side < smallest),
     ]
     is_tagged = np.any(
@@ -156,6 +116,14 @@ def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
         xlabel="x [cell]",
         ylabel="y [cell]",
         trail=env.trail,
+    )
+
+
+def agents(group: str, x: Any, y: Any, outline: Any, size: Any, angle: Any = 0.0) -> Shapes:
+    """Return the marks of all agents of a group."""
+    color = COLORS[group]
+    return Shapes(
+        x, y, outline, size, angle, color, edge=True, label=group, group=group, trail=True
     )
 
 

@@ -22,7 +22,7 @@ from wdjax.checks import (
     require_not_negative,
     require_positive,
 )
-from wdjax.env import require_action
+from wdjax.env import drawn_by, require_action
 from wdjax.envs.tag.game import Arrays, Tag
 from wdjax.envs.tag.moves import X_STEPS, Y_STEPS
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
@@ -255,10 +255,7 @@ class TagGridworld(Tag):
     def action_space(self, params: Params) -> Dict:
         return Dict({group: Discrete(5).batch(num) for group, num in self.groups.items()})
 
-    def scene(self, states: State, params: Params) -> Any:
-        from wdjax.envs.tag.drawing import gridworld_scene
-
-        return gridworld_scene(self, states, params)
+    scene = drawn_by("wdjax.envs.tag.drawing:gridworld_scene")
 
 
 def is_tagged(state: State) -> jax.Array:

@@ -123,15 +123,6 @@ def _is_float(x: Any) -> bool:
     return jnp.issubdtype(getattr(x, "dtype", x), jnp.floating)
 
 
-def _neg(x: jax.Array) -> jax.Array:
-    # Triton subtracts from 0, which turns -0 into 0
-    return x * -1 if _is_float(x) else jax.lax.neg(x)
-
-
-def _abs(x: jax.Array) -> jax.Array:
-    return jax.lax.abs(x) if _is_float(x) else jnp.where(x < 0, -x, x)
-
-
 def _sign(x: jax.Array) -> jax.Array:
     # a constant -1, because Triton cannot lower the negation of a constant 1
     least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -1
@@ -214,10 +205,6 @@ def _round(x: jax.Array, rounding_method: Any) -> jax.Array:
     return jnp.where(low == size, x, jnp.where(x < 0, near * -1, near))
 
 
-def _power(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jax.lax.pow(x, convert(y, x.dtype))
-
-
 def _polynomial(x: jax.Array, *coefficients: jax.Array, unroll: int | None = None) -> jax.Array:
     """Evaluate a_0 + x (a_1 + x (a_2 + ...)), a primitive since jax 0.12."""
     return functools.reduce(
@@ -234,17 +221,18 @@ def _erf_inv(x: jax.Array) -> jax.Array:
 
 
 FUNCTIONS: dict[str, Callable] = {
-    "abs": _abs,
+    "abs": lambda x: jax.lax.abs(x) if _is_float(x) else jnp.where(x < 0, -x, x),
     "clamp": lambda low, x, high: minimum(maximum(low, x), high),
     "clz": _in_32_bits(jax.lax.clz, 1),
     "div": _divide,
     "erf_inv": _erf_inv,
     "max": maximum,
     "min": minimum,
-    "neg": _neg,
+    # Triton subtracts from 0, which turns -0 into 0
+    "neg": lambda x: x * -1 if _is_float(x) else jax.lax.neg(x),
     "polynomial": _polynomial,
     "population_count": _in_32_bits(jax.lax.population_count, 0),
-    "pow": _power,
+    "pow": lambda x, y: jax.lax.pow(x, convert(y, x.dtype)),
     "rem": _remainder,
     "round": _round,
     "select_n": select,

@@ -72,14 +72,6 @@ def _slice(
     ]
 
 
-def _reshape(x: Elements, *, new_sizes: tuple, dimensions: tuple | None, **_: Any) -> Elements:
-    return (x if dimensions is None else np.transpose(x, dimensions)).reshape(new_sizes)
-
-
-def _iota(*, dtype: Any, shape: tuple, dimension: int, **_: Any) -> Elements:
-    return constant(np.indices(shape, dtype)[dimension])
-
-
 def _unstack(x: Elements, *, axis: int) -> list[Elements]:
     parts = np.moveaxis(x, axis, 0)
     # the ... keeps arrays of one element
@@ -92,9 +84,11 @@ MOVES = {
     "copy": lambda x: x,
     "copy_p": lambda x: x,
     "expand_dims": lambda x, *, dimensions: np.expand_dims(x, dimensions),
-    "iota": _iota,
+    "iota": lambda *, dtype, shape, dimension, **_: constant(np.indices(shape, dtype)[dimension]),
     "optimization_barrier": lambda *arrays: arrays,
-    "reshape": _reshape,
+    "reshape": lambda x, *, new_sizes, dimensions, **_: (
+        x if dimensions is None else np.transpose(x, dimensions)
+    ).reshape(new_sizes),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
     "slice": _slice,
     "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
@@ -179,11 +173,6 @@ def as_place(index: Elements) -> Elements:
     )
 
 
-def _dynamic_slice(eqn: Any, x: Elements, *starts: Elements) -> list[Elements]:
-    sizes = eqn.params["slice_sizes"]
-    return [_at_start(x, starts, sizes, lambda window: x[window])]
-
-
 def _dynamic_update_slice(
     eqn: Any, x: Elements, update: Elements, *starts: Elements
 ) -> list[Elements]:
@@ -266,14 +255,14 @@ def _of_nothing(eqn: Any, aval: Any) -> Elements:
 def _cumulate(function: Callable) -> Callable:
     """Make the rule of a cumulative reduction along an axis."""
 
-    def both(a, b) -> Any:
-        return call_each(function, a.shape, a, b)
-
     def rule(eqn: Any, x: Elements) -> list[Elements]:
         if not x.size:
             return [x]
         axis, order = eqn.params["axis"], slice(None, None, -1 if eqn.params["reverse"] else 1)
-        return [np.stack(list(itertools.accumulate(_parts(x, (axis,))[order], both))[order], axis)]
+        sums = itertools.accumulate(
+            _parts(x, (axis,))[order], lambda a, b: call_each(function, a.shape, a, b)
+        )
+        return [np.stack(list(sums)[order], axis)]
 
     return rule
 
@@ -341,20 +330,15 @@ def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
     return array_of(pairs, keys.shape + shape)
 
 
-def _random_split(eqn: Any, keys: Elements) -> list[Elements]:
-    return [_hash_counts(keys, eqn.params["shape"])]
-
-
 def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
     (aval,) = (v.aval for v in eqn.outvars)
     if aval.dtype.itemsize > 4:
         raise NotImplementedError("random_bits of 64 bits is not supported in kernels")
-    pairs = _hash_counts(keys, eqn.params["shape"])
-
-    def mix(first, second) -> jax.Array:
-        return (first ^ second).astype(aval.dtype)
-
-    return [array_of([call(mix, *pair) for pair in pairs.ravel()], aval.shape)]
+    words = [
+        call(lambda first, second: (first ^ second).astype(aval.dtype), *pair)
+        for pair in _hash_counts(keys, eqn.params["shape"]).ravel()
+    ]
+    return [array_of(words, aval.shape)]
 
 
 def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
@@ -366,15 +350,6 @@ def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
             [Key(*call(threefry.hash_2x32, *key, np.uint32(0), word)) for key, word in pairs], shape
         )
     ]
-
-
-def _random_wrap(eqn: Any, data: Elements) -> list[Elements]:
-    pairs = data.reshape(-1, 2)
-    return [array_of([Key(*pair) for pair in pairs], data.shape[:-1])]
-
-
-def _random_unwrap(eqn: Any, keys: Elements) -> list[Elements]:
-    return [array_of([word for key in keys.ravel() for word in key], (*keys.shape, 2))]
 
 
 def _platform_index(eqn: Any) -> list[Elements]:
@@ -394,7 +369,9 @@ RULES: dict[str, Callable] = {
     "select_n": _select_n,
     "gather": _gather,
     "platform_index": _platform_index,
-    "dynamic_slice": _dynamic_slice,
+    "dynamic_slice": lambda eqn, x, *starts: [
+        _at_start(x, starts, eqn.params["slice_sizes"], lambda window: x[window])
+    ],
     "dynamic_update_slice": _dynamic_update_slice,
     "reduce_sum": _fold(jnp.add),
     "reduce_prod": _fold(jnp.multiply),
@@ -410,10 +387,14 @@ RULES: dict[str, Callable] = {
     "cummax": _cumulate(maximum),
     "cummin": _cumulate(minimum),
     "dot_general": _dot_general,
-    "random_split": _random_split,
+    "random_split": lambda eqn, keys: [_hash_counts(keys, eqn.params["shape"])],
     "random_bits": _random_bits,
     "random_fold_in": _random_fold_in,
-    "random_wrap": _random_wrap,
-    "random_unwrap": _random_unwrap,
+    "random_wrap": lambda eqn, data: [
+        array_of([Key(*pair) for pair in data.reshape(-1, 2)], data.shape[:-1])
+    ],
+    "random_unwrap": lambda eqn, keys: [
+        array_of([word for key in keys.ravel() for word in key], (*keys.shape, 2))
+    ],
     "random_clone": lambda eqn, keys: [keys],
 }
