@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.kernels.backend import kernel_or_plain
+from wdjax.kernels.backend import cuda_or_default
 from wdjax.kernels.neighbors import is_by_kernel, nearest_neighbors_kernel, neighbor_rows_kernel
 
 
@@ -33,7 +33,7 @@ def nearest_neighbors(
         return simple(x, y, active)
     x, y = jax.lax.stop_gradient((x, y))  # the kernel is not differentiable
     kernel = functools.partial(nearest_neighbors_kernel, k=k)
-    return kernel_or_plain(kernel, simple, x, y, active)
+    return cuda_or_default(kernel, simple, x, y, active)
 
 
 def nearest_neighbors_simple(
@@ -81,7 +81,7 @@ def neighbor_rows(
     if not is_by_kernel(x.shape[0], k):
         return simple(x, y, active, features, own)
     kernel = functools.partial(neighbor_rows_kernel, k=k, num_relative=num_relative, sizes=sizes)
-    return kernel_or_plain(kernel, simple, x, y, active, features, own)
+    return cuda_or_default(kernel, simple, x, y, active, features, own)
 
 
 @neighbor_rows.defjvp

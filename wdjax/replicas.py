@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from wdjax.kernels.backend import kernel_or_plain
+from wdjax.kernels.backend import cuda_or_default
 from wdjax.kernels.scan import scan_kernel
 from wdjax.kernels.support import decide, why_no_kernels
 
@@ -54,7 +54,7 @@ def scan_replicas(
 
     if not decide("scan_replicas", why_no_kernels()):
         return simple(carry, xs)
-    return kernel_or_plain(kernel, simple, carry, xs)
+    return cuda_or_default(kernel, simple, carry, xs)
 
 
 def scan_replicas_kernel(

@@ -11,6 +11,7 @@ from flax import struct
 
 from wdjax.checks import require, require_integer, require_key, require_known
 from wdjax.env import Env, may_observe_late, require_action, require_batched_spaces
+from wdjax.kernels.backend import cuda_or_default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +191,7 @@ class VectorEnv:
         def branch(over, scene, final_obs, params) -> Any:
             return when_any(over, where_over, final_obs, over, scene, params)
 
-        return jax.lax.platform_dependent(
-            over, scene, final_obs, params, cuda=observe, default=branch
-        )
+        return cuda_or_default(observe, branch, over, scene, final_obs, params)
 
     def _check_params(self, params: Any) -> None:
         expected = type(self.env.default_params)
@@ -440,7 +439,7 @@ def always_on_cuda(condition: jax.Array, function: Callable, current: Any, *oper
     def branch(condition, current, *operands) -> Any:
         return when_any(condition, function, current, *operands)
 
-    return jax.lax.platform_dependent(condition, current, *operands, cuda=call, default=branch)
+    return cuda_or_default(call, branch, condition, current, *operands)
 
 
 def as_counts(info: dict[str, jax.Array], ndim: int = 1) -> dict[str, jax.Array]:

@@ -33,8 +33,7 @@ MOVE, LINE, CLOSE = 1, 2, 79  # matplotlib's path codes
 
 def rgb(color: str) -> tuple[float, float, float]:
     """Return the (red, green, blue) of a color in `COLORS` for light backgrounds, 0 to 1."""
-    code = COLORS[color][0]
-    return tuple(int(code[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return tuple(int(COLORS[color][0][i : i + 2], 16) / 255 for i in (1, 3, 5))
 
 
 class Pixels:

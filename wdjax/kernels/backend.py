@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 
-def kernel_or_plain(kernel: Callable, plain: Callable, *operands: Any) -> Any:
-    """Run `kernel` on NVIDIA GPUs, and an equivalent function on other devices."""
-    return jax.lax.platform_dependent(*operands, cuda=kernel, default=plain)
+def cuda_or_default(cuda: Callable, default: Callable, *operands: Any) -> Any:
+    """Call `cuda` on NVIDIA GPUs, and an equivalent function on other devices."""
+    return jax.lax.platform_dependent(*operands, cuda=cuda, default=default)
 
 
 def quick_jit(function: Callable) -> Callable:
