@@ -89,8 +89,12 @@ class Watched(Team):
 
     def split_observation(self, obs):
         if isinstance(obs, dict):
-            own = obs["energy"][..., None]
-            return jnp.zeros((*own.shape[:-1], 0, 1)), jnp.zeros((*own.shape[:-1], 0), bool), own
+            own_features = obs["energy"][..., None]
+            return (
+                jnp.zeros((*own_features.shape[:-1], 0, 1)),
+                jnp.zeros((*own_features.shape[:-1], 0), bool),
+                own_features,
+            )
         return obs[..., :1, None], obs[..., :1] != 0, obs[..., 1:]
 
 

@@ -35,12 +35,12 @@ class Browser:
 
     def open(self, folder, dark=False, size=(1200, 900)):
         flags = [*FLAGS, f"--user-data-dir={folder}", f"--window-size={size[0]},{size[1]}"]
-        wanted = {
+        requested = {
             "browserName": "chrome",
             "goog:loggingPrefs": {"browser": "ALL"},
             "goog:chromeOptions": {"args": flags, "binary": CHROMIUM},
         }
-        self.at += f"/session/{self.ask('/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
+        self.at += f"/session/{self.ask('/session', {'capabilities': {'alwaysMatch': requested}})['sessionId']}"
         media = {
             "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         }
@@ -81,7 +81,7 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser(folder, **how):
+def browser(folder, **options):
     """Start a browser with a new profile, and end it after the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ def browser(folder, **how):
                 opened.ask("/status", method="GET")
                 break
             time.sleep(0.05)
-        yield opened.open(folder, **how)
+        yield opened.open(folder, **options)
     finally:
         with contextlib.suppress(urllib.error.URLError):
             opened.ask("", method="DELETE")

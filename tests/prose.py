@@ -107,13 +107,13 @@ def prose_of(path, messages_only=False):
 
 def files_of(part):
     """Return the files of a part, without links, built pages and the lists of phrases."""
-    found = {path for pattern in PARTS[part] for path in ROOT.glob(pattern)}
+    paths = {path for pattern in PARTS[part] for path in ROOT.glob(pattern)}
     links = [ROOT / "wdjax" / name for name in ("envs", "train", "experiments")]
     built = [ROOT / "docs" / "_build", ROOT / "docs" / "notebooks"]
     lists = [ROOT / "tests" / name for name in ("prose.py", "test_prose.py")]
     return sorted(
         path
-        for path in found - set(lists)
+        for path in paths - set(lists)
         if not any(folder in path.parents for folder in (*links, *built))
     )
 

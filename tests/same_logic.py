@@ -151,8 +151,8 @@ def logic(source):
     return ast.unparse(ast.fix_missing_locations(tree)).splitlines()
 
 
-def git(*words):
-    return subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+def git(*arguments):
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
 
 
 def main(base, *files):

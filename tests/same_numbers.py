@@ -397,16 +397,16 @@ def bits(array):
 def differences(old, new):
     """Return lines that describe changed arrays and moved arrays."""
     changed = [path for path in sorted(old) if path in new and bits(old[path]) != bits(new[path])]
-    found = [f"{path}: {apart(old[path], new[path])}" for path in changed]
+    changes = [f"{path}: {apart(old[path], new[path])}" for path in changed]
     homes, moved = collections.defaultdict(list), []
     for path in sorted(new.keys() - old.keys(), reverse=True):
         homes[bits(new[path])].append(path)
     for path in sorted(old.keys() - new.keys()):
         same = homes[bits(old[path])]
-        (moved if same else found).append(
+        (moved if same else changes).append(
             f"{path} is now {same.pop()}" if same else f"only in OLD: {path}"
         )
-    return found + [f"only in NEW: {path}" for paths in homes.values() for path in paths], moved
+    return changes + [f"only in NEW: {path}" for paths in homes.values() for path in paths], moved
 
 
 def apart(a, b):
@@ -440,19 +440,19 @@ def compare(old, new, names):
     same = True
     for name in names:
         a, b = old[name], new[name]
-        found = [
-            f"fails in {where}:\n{words}"
-            for where, words in (("OLD", a), ("NEW", b))
-            if isinstance(words, str)
+        problems = [
+            f"fails in {where}:\n{text}"
+            for where, text in (("OLD", a), ("NEW", b))
+            if isinstance(text, str)
         ]
-        leaves, notes = f"{len(a)} leaves" if not found else "", []
-        if not found:
-            found, notes = (text_differences if name in TEXTS else differences)(a, b)
-        same = same and not found
+        leaves, notes = f"{len(a)} leaves" if not problems else "", []
+        if not problems:
+            problems, notes = (text_differences if name in TEXTS else differences)(a, b)
+        same = same and not problems
         print(
-            f"{name:20} {'DIFFERENT' if found else 'the same':10} {leaves if name in ALL else ''}"
+            f"{name:20} {'DIFFERENT' if problems else 'the same':10} {leaves if name in ALL else ''}"
         )
-        print("".join(f"    {line}\n" for line in [*found, *notes][:40]), end="")
+        print("".join(f"    {line}\n" for line in [*problems, *notes][:40]), end="")
     return same
 
 

@@ -50,11 +50,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("action", "words"), WRONG)
-def test_step_rejects_actions_of_wrong_structure(tag, action, words):
+@pytest.mark.parametrize(("action", "message"), WRONG)
+def test_step_rejects_actions_of_wrong_structure(tag, action, message):
     env, params, state = tag
     for step in (env.step, jax.jit(env.step)):
-        with pytest.raises(ValueError, match=re.escape(words)):
+        with pytest.raises(ValueError, match=re.escape(message)):
             step(KEY, state, action, params)
 
 
@@ -74,8 +74,8 @@ def test_vector_step_rejects_actions_of_wrong_shape(many):
     action = shapes(replicas.env.action_space(params), axes=(N,))
     jax.eval_shape(replicas.step, KEY, state, action, params)
     wrong = {**action, "tagger": action["tagger"][:, :1]}
-    words = "action['tagger'] = an array of shape (3, 1): must be an array of shape (3, 2), 3 replicas of (2,)"
-    with pytest.raises(ValueError, match=re.escape(words)):
+    message = "action['tagger'] = an array of shape (3, 1): must be an array of shape (3, 2), 3 replicas of (2,)"
+    with pytest.raises(ValueError, match=re.escape(message)):
         jax.eval_shape(replicas.step, KEY, state, wrong, params)
     with pytest.raises(ValueError, match=r"action = an array of shape \(3,\): must be a dict"):
         replicas.step(KEY, state, jnp.zeros(3), params)

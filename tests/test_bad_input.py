@@ -379,22 +379,22 @@ def check_that_nothing_is_written(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "value", "words"), RUN)
-def test_malformed_run_fields_raise(name, value, words):
-    assert refusal(load_config, "cartpole", **{name: value}).startswith(f"{name} {words}")
+@pytest.mark.parametrize(("name", "value", "message"), RUN)
+def test_malformed_run_fields_raise(name, value, message):
+    assert refusal(load_config, "cartpole", **{name: value}).startswith(f"{name} {message}")
 
 
-@pytest.mark.parametrize(("name", "value", "words"), POLICY)
-def test_malformed_policy_fields_raise(name, value, words):
+@pytest.mark.parametrize(("name", "value", "message"), POLICY)
+def test_malformed_policy_fields_raise(name, value, message):
     path = f"policies.agent.{name}"
-    assert refusal(load_config, "cartpole", **{path: value}).startswith(f"{path} {words}")
+    assert refusal(load_config, "cartpole", **{path: value}).startswith(f"{path} {message}")
 
 
-@pytest.mark.parametrize(("name", "value", "words"), DDPG)
-def test_malformed_ddpg_fields_raise(name, value, words):
+@pytest.mark.parametrize(("name", "value", "message"), DDPG)
+def test_malformed_ddpg_fields_raise(name, value, message):
     path = f"policies.agent.{name}"
     assert refusal(load_config, "continuous_mountain_car_ddpg", **{path: value}).startswith(
-        f"{path} {words}"
+        f"{path} {message}"
     )
 
 
@@ -405,9 +405,9 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize(("preset", "name", "value", "words"), PARAMS)
-def test_malformed_env_params_raise(preset, name, value, words):
-    assert f"env_params: {name} {words}" in refusal(
+@pytest.mark.parametrize(("preset", "name", "value", "message"), PARAMS)
+def test_malformed_env_params_raise(preset, name, value, message):
+    assert f"env_params: {name} {message}" in refusal(
         load_config, preset, **{f"env_params.{name}": value}
     )
 

@@ -129,7 +129,7 @@ def test_other_errors_of_an_environment_are_not_wrapped():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "error", "message"),
     [
         ({"env": Line}, TypeError, "must be a wdjax.Env instance, or the name"),
         ({"env": "cartpol"}, ValueError, "did you mean 'cartpole'"),
@@ -148,8 +148,8 @@ def test_other_errors_of_an_environment_are_not_wrapped():
         ({"env": Line(), "atol": -1}, ValueError, "atol = -1: must be at least 0"),
     ],
 )
-def test_invalid_arguments_raise(arguments, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_arguments_raise(arguments, error, message):
+    with pytest.raises(error, match=message):
         wdjax.check_env(**arguments)
 
 

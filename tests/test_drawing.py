@@ -41,9 +41,9 @@ from wdjax.drawing.svg import to_svg
 BLUE, RED, WHITE = (0x24, 0x5E, 0xB6), (0xB3, 0x26, 0x1E), (255, 255, 255)
 
 
-def decoded(note, kept):
+def decoded(note, data):
     """Decode the output of `quantise`, as player.html does."""
-    planes = np.frombuffer(kept, np.uint8).reshape(note["bits"] // 8, -1)
+    planes = np.frombuffer(data, np.uint8).reshape(note["bits"] // 8, -1)
     change = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(planes)).reshape(
         note["shape"]
     )
@@ -51,9 +51,11 @@ def decoded(note, kept):
     return np.where(quantized > 0, note["low"] + (quantized - 1) * note["step"], np.nan)
 
 
-def ground(marks, frames=1, **how):
+def ground(marks, frames=1, **options):
     """Return a scene of 10 x 10 without axes."""
-    return Scene(marks, [f"frame {t}" for t in range(frames)], (0, 0, 10, 10), axes=False, **how)
+    return Scene(
+        marks, [f"frame {t}" for t in range(frames)], (0, 0, 10, 10), axes=False, **options
+    )
 
 
 def pixel(scene, x, y, t=0):
@@ -125,13 +127,13 @@ def test_frames_of_an_episode_start_at_its_reset():
 
 
 def test_ticks_are_round_numbers():
-    assert [words for _, words in paint.ticks(0, 10, 5)] == ["0", "2", "4", "6", "8", "10"]
-    assert [words for _, words in paint.ticks(-0.3, 0.3, 3)] == ["-0.2", "0.0", "0.2"]
-    assert [words for _, words in paint.ticks(0, 6000, 3)] == ["0", "2,000", "4,000", "6,000"]
+    assert [label for _, label in paint.ticks(0, 10, 5)] == ["0", "2", "4", "6", "8", "10"]
+    assert [label for _, label in paint.ticks(-0.3, 0.3, 3)] == ["-0.2", "0.0", "0.2"]
+    assert [label for _, label in paint.ticks(0, 6000, 3)] == ["0", "2,000", "4,000", "6,000"]
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: Shapes([0], [0], color="blu"), "unknown color 'blu': did you mean 'blue'"),
         (lambda: Text([0], [0], ["a"], align="centre"), "did you mean 'center'"),
@@ -173,8 +175,8 @@ def test_ticks_are_round_numbers():
         (lambda: Player(ground([]), 0), "fps = 0: must be above 0"),
     ],
 )
-def test_invalid_scenes_raise(make, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_invalid_scenes_raise(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         make()
 
 
@@ -209,9 +211,9 @@ NUMBERS = hnp.arrays(
 
 @given(NUMBERS, st.sampled_from([8, 16]))
 def test_quantised_values_are_restored_within_half_a_step(array, bits):
-    note, kept = quantise(array, bits)
-    back, fine = decoded(note, kept), np.isfinite(array)
-    assert len(kept) == array.size * bits // 8
+    note, data = quantise(array, bits)
+    back, fine = decoded(note, data), np.isfinite(array)
+    assert len(data) == array.size * bits // 8
     np.testing.assert_array_equal(np.isnan(back), ~fine)
     assert np.all(np.abs(back - array)[fine] <= 0.5 * note["step"] * (1 + 1e-6) + 1e-9)
     span = np.ptp(array[fine]) if fine.any() else 0
@@ -262,7 +264,7 @@ def test_returns_of_groups_without_marks_have_distinct_colors():
         reward={name: np.ones((1, 2)) for name in ("planner", "state", "bank")}, obs=None
     )
     (plot,) = rendering.add_record(ground(marks, 2), record).plots
-    assert [(own.label, own.color) for own in plot.series] == [
+    assert [(series.label, series.color) for series in plot.series] == [
         ("planner", "magenta"),
         ("state", "blue"),
         ("bank", "green"),
@@ -410,8 +412,8 @@ def test_every_registered_environment_is_rendered(name, tmp_path):
         assert (
             wdjax.render(env, twice, params, output=tmp_path / f"a{suffix}").stat().st_size > 1_000
         )
-    words = re.sub('base64,[^"]*', "", (tmp_path / "a.svg").read_text())
-    assert not re.search(r"\bnan\b", words)
+    text = re.sub('base64,[^"]*', "", (tmp_path / "a.svg").read_text())
+    assert not re.search(r"\bnan\b", text)
 
 
 def test_player_and_file_use_the_trail_of_the_environment(tmp_path):
@@ -489,9 +491,9 @@ def test_gif_keeps_the_colors_of_thin_lines(tmp_path):
     drawn = ground([*marks, Lines([[0, 5], [10, 5]], "red", 3)])
     exact = np.all(raster.picture(drawn) == RED, axis=-1)
     with Image.open(rendering.save_scene(tmp_path / "a.gif", drawn)) as gif:
-        kept = np.all(np.asarray(gif.convert("RGB")) == RED, axis=-1)
+        red_pixels = np.all(np.asarray(gif.convert("RGB")) == RED, axis=-1)
     assert exact.sum() > 100
-    assert kept[exact].all()
+    assert red_pixels[exact].all()
 
 
 def test_plots_grow_with_the_frame():

@@ -160,7 +160,7 @@ def test_correct_late_environment_passes():
 
 
 @pytest.mark.parametrize(
-    ("env", "num_steps", "words"),
+    ("env", "num_steps", "message"),
     [
         (
             LateAlone,
@@ -202,8 +202,8 @@ def test_correct_late_environment_passes():
         ),
     ],
 )
-def test_check_env_rejects_wrong_late_environments(env, num_steps, words, monkeypatch):
+def test_check_env_rejects_wrong_late_environments(env, num_steps, message, monkeypatch):
     if num_steps > 1:  # skip the slower checks before random play
         monkeypatch.setattr(wdjax.env_checker, "CONTRACT", ())
-    with pytest.raises(wdjax.EnvCheckError, match=words):
+    with pytest.raises(wdjax.EnvCheckError, match=message):
         wdjax.check_env(env(), num_steps=num_steps)

@@ -359,13 +359,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "error", "words"), MALFORMED, ids=lambda value: str(value)[:60]
+    ("name", "arguments", "error", "parts"), MALFORMED, ids=lambda value: str(value)[:60]
 )
-def test_malformed_arguments_raise(name, arguments, error, words):
+def test_malformed_arguments_raise(name, arguments, error, parts):
     with pytest.raises(error) as caught:
         wdjax.make(name, **arguments)
-    for word in words:
-        assert word in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
 
 
 def test_list_envs_is_sorted():
@@ -381,12 +381,12 @@ def test_registered_classes_may_be_registered_again():
     env, params = wdjax.make("walk", reach=3)
     assert env == Walk()
     assert (params.reach, params.episode_length) == (3, 6)
-    again = type(
+    redefined = type(
         "Walk", (Walk,), {"__module__": Walk.__module__, "__qualname__": Walk.__qualname__}
     )
     # registering again is allowed: running a notebook cell twice creates the class anew
-    wdjax.register("walk", again)
-    assert type(wdjax.make("walk")[0]) is again
+    wdjax.register("walk", redefined)
+    assert type(wdjax.make("walk")[0]) is redefined
     wdjax.register("walk", Walk)
     with pytest.raises(ValueError, match="did you mean 'reach'"):
         wdjax.make("walk", reech=3)

@@ -40,14 +40,14 @@ def expected_neighbors(x, y, active, k):
 
 def check(find, x, y, active, k):
     x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
-    index, found = find(x, y, np.asarray(active), k)
-    assert index.shape == found.shape == (len(x), k)
+    index, exists = find(x, y, np.asarray(active), k)
+    assert index.shape == exists.shape == (len(x), k)
     assert index.dtype == np.int32
-    assert found.dtype == bool
-    rows = [np.asarray(index)[i][np.asarray(found)[i]].tolist() for i in range(len(x))]
+    assert exists.dtype == bool
+    rows = [np.asarray(index)[i][np.asarray(exists)[i]].tolist() for i in range(len(x))]
     assert rows == expected_neighbors(x, y, active, k)
     # existing neighbors come first
-    assert (np.diff(np.asarray(found).astype(int), axis=1) <= 0).all()
+    assert (np.diff(np.asarray(exists).astype(int), axis=1) <= 0).all()
 
 
 @each
@@ -76,17 +76,17 @@ def test_all_agents_at_one_point(find, k):
 @each
 @pytest.mark.parametrize("k", [1, 3, N])
 def test_no_active_agent_gives_no_neighbors(find, k):
-    _, found = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), np.zeros(N, bool), k)
-    assert not found.any()
+    _, exists = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), np.zeros(N, bool), k)
+    assert not exists.any()
 
 
 @each
 def test_agents_are_not_their_own_neighbors(find):
     active = np.arange(N) == 2
-    index, found = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), active, 3)
-    assert not found[2].any()
+    index, exists = find(np.arange(N, dtype=np.float32), np.zeros(N, np.float32), active, 3)
+    assert not exists[2].any()
     assert (np.asarray(index)[:, 0] == 2)[~active].all()
-    np.testing.assert_array_equal(found.sum(axis=1), np.where(active, 0, 1))
+    np.testing.assert_array_equal(exists.sum(axis=1), np.where(active, 0, 1))
 
 
 @each
@@ -99,12 +99,12 @@ def test_vmap_agrees_with_single_calls(find):
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 4, (2, 5, N)).astype(np.float32)
     active = rng.random((5, N)) < 0.7
-    index, found = jax.jit(jax.vmap(functools.partial(find, k=3)))(x, y, active)
+    index, exists = jax.jit(jax.vmap(functools.partial(find, k=3)))(x, y, active)
     for i in range(5):
         one_index, one_found = find(x[i], y[i], active[i], 3)
-        np.testing.assert_array_equal(found[i], one_found)
+        np.testing.assert_array_equal(exists[i], one_found)
         np.testing.assert_array_equal(
-            np.where(found[i], index[i], -1), np.where(one_found, one_index, -1)
+            np.where(exists[i], index[i], -1), np.where(one_found, one_index, -1)
         )
 
 
@@ -131,8 +131,8 @@ def test_agent_counts_that_need_several_programs(sizes, k):
 def test_float32_positions_with_x64_enabled(k):
     x, y = np.random.default_rng(k).uniform(size=(2, 20)).astype(np.float32)
     with jax.enable_x64(True):
-        index, found = nearest_neighbors_kernel(x, y, np.ones(20, bool), k, interpret=True)
-    assert found.all()
+        index, exists = nearest_neighbors_kernel(x, y, np.ones(20, bool), k, interpret=True)
+    assert exists.all()
     np.testing.assert_array_equal(index, expected_neighbors(x, y, np.ones(20, bool), k))
 
 
@@ -146,15 +146,15 @@ def test_thousands_of_agents_with_and_without_ties(n, ties):
     )
 
 
-def expected_rows(x, y, active, features, own, k, num_relative):
+def expected_rows(x, y, active, features, own_features, k, num_relative):
     """Return the rows of features, computed one by one from `expected_neighbors`."""
     rows = []
     for i, others in enumerate(expected_neighbors(x, y, active, k)):
-        seen = np.zeros((features.shape[1], k), np.float32)
+        neighbor_features = np.zeros((features.shape[1], k), np.float32)
         for place, j in enumerate(others if active[i] else []):
-            seen[:, place] = features[j]
-            seen[:num_relative, place] -= features[i, :num_relative]
-        rows.append(np.append(seen, own[i]))
+            neighbor_features[:, place] = features[j]
+            neighbor_features[:num_relative, place] -= features[i, :num_relative]
+        rows.append(np.append(neighbor_features, own_features[i]))
     return np.array(rows)
 
 
@@ -203,10 +203,10 @@ def test_rows_under_vmap():
 
 
 def test_derivative_of_rows_equals_that_of_features():
-    x, y, active, features, own = crowd(4, N, 2, 1)
+    x, y, active, features, own_features = crowd(4, N, 2, 1)
 
     def kernel(scale):
-        return neighbor_rows(x, y, active, scale * features, own, 3, 1, (N,))[0]
+        return neighbor_rows(x, y, active, scale * features, own_features, 3, 1, (N,))[0]
 
     value, derivative = jax.jit(lambda: jax.jvp(kernel, (1.0,), (1.0,)))()
     np.testing.assert_array_equal(value[:, :6], derivative[:, :6])

@@ -184,7 +184,7 @@ def test_save_episode_validates_before_recording(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "room", "kept"),
+    ("name", "max_bytes", "recorded"),
     [
         ("x.html", 16_000, True),
         ("x.html", 15_999, False),
@@ -192,7 +192,7 @@ def test_save_episode_validates_before_recording(monkeypatch):
         ("x.svg", 16_000, False),
     ],
 )
-def test_observations_are_recorded_for_html_up_to_a_size(monkeypatch, name, room, kept):
+def test_observations_are_recorded_for_html_up_to_a_size(monkeypatch, name, max_bytes, recorded):
     calls = []
 
     def ask(*_, observations, **__):
@@ -200,11 +200,11 @@ def test_observations_are_recorded_for_html_up_to_a_size(monkeypatch, name, room
 
     monkeypatch.setattr(trajectory, "record_episode", ask)
     # an episode of cartpole has 1,000 steps of 4 float32
-    monkeypatch.setattr(trajectory, "OBS_BYTES", room)
+    monkeypatch.setattr(trajectory, "OBS_BYTES", max_bytes)
     env, params = wdjax.make("cartpole")
     with pytest.raises(ZeroDivisionError):
         save_episode(SimpleNamespace(env=env), SimpleNamespace(env_params=params), name)
-    assert calls == [kept]
+    assert calls == [recorded]
 
 
 def test_read_metrics_accepts_a_run_folder(tmp_path):

@@ -65,8 +65,11 @@ def test_public_names_resolve_and_misspelled_ones_suggest_names():
         assert name in dir(wdjax)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         wdjax.nothing  # noqa: B018
-    for name, words in (("vectorise", "wdjax.vectorize"), ("load_run", "wdjax.train.load_run")):
-        with pytest.raises(AttributeError, match=rf"did you mean {words}\?"):
+    for name, suggestion in (
+        ("vectorise", "wdjax.vectorize"),
+        ("load_run", "wdjax.train.load_run"),
+    ):
+        with pytest.raises(AttributeError, match=rf"did you mean {suggestion}\?"):
             getattr(wdjax, name)
 
 

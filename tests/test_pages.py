@@ -124,7 +124,7 @@ def test_comparison_names_the_algorithms_of_jaxmarl(name):
     assert name in read("docs/comparison.md")
 
 
-def test_the_limits_page_states_which_custom_algorithms_are_possible():
+def test_limits_page_names_the_possible_custom_algorithms():
     text = read("docs/limits.md")
     assert "No team losses" in text
     assert "transitions of all trained policies" in " ".join(text.split())

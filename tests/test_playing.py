@@ -63,10 +63,10 @@ each_game = pytest.mark.parametrize(
 
 @each_game
 def test_kernel_agrees_with_scan(game):
-    found, expected = played(game, "kernel")[1], played(game, "scan")[1]
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    actual, expected = played(game, "kernel")[1], played(game, "scan")[1]
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for (path, value), other in zip(
-        jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
+        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
     ):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value, other = jax.random.key_data(value), jax.random.key_data(other)
@@ -93,20 +93,23 @@ def test_play_agrees_with_single_steps(game):
         obs, env_state = reset(jax.random.fold_in(start_key, 0), params)
         for t in range(NUM_STEPS):
             action = policy_of(env, params)(jax.random.fold_in(action_key, t), obs)
-            seen = jax.tree.map(lambda leaf: leaf[t, i], steps)  # noqa: B023
-            np.testing.assert_allclose(seen.obs, obs, rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(seen.action, action, rtol=1e-6)
+            played_step = jax.tree.map(lambda leaf: leaf[t, i], steps)  # noqa: B023
+            np.testing.assert_allclose(played_step.obs, obs, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(played_step.action, action, rtol=1e-6)
             env_key = jax.random.fold_in(step_key, t)
             obs, env_state, reward, terminated, truncated, _ = step(
                 env_key, env_state, action, params
             )
             length, returned, rewards = length + 1, returned + reward, rewards + reward
-            np.testing.assert_allclose(seen.final_obs, obs, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(played_step.final_obs, obs, rtol=1e-5, atol=1e-5)
             np.testing.assert_allclose(
-                (seen.reward, seen.episode_return), (reward, returned), rtol=1e-5, atol=1e-5
+                (played_step.reward, played_step.episode_return),
+                (reward, returned),
+                rtol=1e-5,
+                atol=1e-5,
             )
-            assert seen.episode_length == length
-            assert (seen.terminated, seen.truncated, seen.over) == (
+            assert played_step.episode_length == length
+            assert (played_step.terminated, played_step.truncated, played_step.over) == (
                 terminated,
                 truncated,
                 terminated | truncated,
@@ -114,7 +117,7 @@ def test_play_agrees_with_single_steps(game):
             if terminated | truncated:
                 episode, length, returned = episode + 1, 0, 0.0
                 obs, env_state = reset(jax.random.fold_in(start_key, episode), params)
-            np.testing.assert_allclose(seen.next_obs, obs, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(played_step.next_obs, obs, rtol=1e-5, atol=1e-5)
         assert (state.episode[i], state.episode_length[i], state.time[i]) == (
             episode,
             length,

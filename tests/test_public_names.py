@@ -102,8 +102,8 @@ def test_every_public_name_is_documented():
     wrong = []
     for package, name, module in homes():
         wrong += [
-            f"{package}.{name}: {words}"
-            for words in undocumented(defined(module, name), comments(module))
+            f"{package}.{name}: {part}"
+            for part in undocumented(defined(module, name), comments(module))
         ]
     assert not wrong, "\n".join(wrong)
 

@@ -302,12 +302,19 @@ def test_states_with_keys_are_drawn(tmp_path):
     keys, time = jax.random.split(jax.random.key(0), 3), np.arange(3, dtype=np.int32)
     picture = wdjax.render(Keyed(), KeyedState(time[1], keys[1]), BareParams())
     # typed keys, and their data as recorded
-    for kept in (keys, np.asarray(jax.random.key_data(keys))):
-        rendering.save_png(tmp_path / "a.png", Keyed(), KeyedState(time[1], kept[1]), BareParams())
+    for stored_keys in (keys, np.asarray(jax.random.key_data(keys))):
+        rendering.save_png(
+            tmp_path / "a.png", Keyed(), KeyedState(time[1], stored_keys[1]), BareParams()
+        )
         with Image.open(tmp_path / "a.png") as png:
             np.testing.assert_array_equal(np.asarray(png), picture)
-        assert rendering.make_scene(Keyed(), KeyedState(time, kept), BareParams()).num_frames == 3
-        wdjax.render(Keyed(), KeyedState(time, kept), BareParams(), output=tmp_path / "a.html")
+        assert (
+            rendering.make_scene(Keyed(), KeyedState(time, stored_keys), BareParams()).num_frames
+            == 3
+        )
+        wdjax.render(
+            Keyed(), KeyedState(time, stored_keys), BareParams(), output=tmp_path / "a.html"
+        )
     _, ground = axes.new_figure((200, 150))
     history = KeyedState(time[:1], keys[:1])
     Keyed().draw(ground, KeyedState(time[1], keys[1]), BareParams(), history)

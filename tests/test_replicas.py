@@ -65,9 +65,9 @@ def data_of(leaf):
 def check(function, *operands, exact=True):
     """Compare a function evaluated scalar by scalar with the function under vmap."""
     expected = jax.tree.leaves(jax.jit(jax.vmap(function))(*operands))
-    found = by_scalar(function, *operands)
-    assert len(found) == len(expected)
-    for value, other in zip(found, map(data_of, expected), strict=True):
+    actual = by_scalar(function, *operands)
+    assert len(actual) == len(expected)
+    for value, other in zip(actual, map(data_of, expected), strict=True):
         assert value.dtype == other.dtype
         if exact:
             np.testing.assert_array_equal(value, other)
@@ -269,17 +269,17 @@ def test_constant_or_equal_branches_emit_no_select():
         lambda x: jnp.where(x > 0, x, x),
         lambda x: jnp.where(np.array([True, True, False]), x, x[2]),
     ):
-        (found,) = evaluate_closed(
+        (actual,) = evaluate_closed(
             jax.make_jaxpr(choose)(numbers[0][:3]), [array_of(numbers, (3,))]
         )
-        assert all(a is b for a, b in zip(found, numbers, strict=True))
+        assert all(a is b for a, b in zip(actual, numbers, strict=True))
 
 
 def test_platform_dependent_uses_its_default():
-    there = functools.partial(
+    dependent = functools.partial(
         jax.lax.platform_dependent, cuda=jnp.negative, default=lambda x: x + 1
     )
-    check(there, X)
+    check(dependent, X)
     with pytest.raises(NotImplementedError, match="without a default"):
         by_scalar(functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, cpu=jnp.sin), X)
 
@@ -352,13 +352,13 @@ def test_kernel_agrees_with_scan():
 
     expected = both(lambda step, carry, xs: jax.lax.scan(jax.vmap(step), carry, xs))
     assert expected[1]["far"].any(axis=0).all()
-    for found in (
+    for actual in (
         both(functools.partial(scan_replicas_kernel, interpret=True)),
         both(scan_replicas),
     ):
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        assert jax.tree.structure(actual) == jax.tree.structure(expected)
         for value, other in zip(
-            *(map(data_of, jax.tree.leaves(tree)) for tree in (found, expected)), strict=True
+            *(map(data_of, jax.tree.leaves(tree)) for tree in (actual, expected)), strict=True
         ):
             assert value.dtype == other.dtype
             if value.dtype == np.float32:
@@ -401,10 +401,10 @@ def test_networks_in_a_kernel_agree_with_scan(sizes, activation):
     step = network(sizes, activation)
     carry = jnp.asarray(np.random.default_rng(1).normal(size=(LANES + 3, sizes[0])), jnp.float32)
     expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
-    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(
+    actual = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(
         carry
     )
-    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for value, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert value.shape == other.shape
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
     assert "triton" in lowered(lambda carry: scan_replicas(step, carry, length=3), carry)
@@ -422,18 +422,18 @@ def test_networks_of_several_agents_agree_with_scan(agents):
     def step(carry, _):
         place, shared = carry
         shared_rows = jnp.broadcast_to(shared, (1, agents, 2))
-        own = jnp.broadcast_to(jnp.eye(agents, 2)[None], (1, agents, 2))
-        seen = jnp.concatenate([shared_rows, own, place[None, :, None]], axis=-1)
-        features = jnp.tanh(seen @ first + bias.reshape(1, 1, 16))
+        one_hot = jnp.broadcast_to(jnp.eye(agents, 2)[None], (1, agents, 2))
+        inputs = jnp.concatenate([shared_rows, one_hot, place[None, :, None]], axis=-1)
+        features = jnp.tanh(inputs @ first + bias.reshape(1, 1, 16))
         outputs = jax.nn.relu(features @ second) @ head
         return (0.5 * place + outputs[0, :, 0], shared), outputs
 
     carry = (draw(LANES + 1, agents), draw(LANES + 1, 2))
     expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=3))(carry)
-    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(
+    actual = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=3, interpret=True))(
         carry
     )
-    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for value, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-5)
 
 
@@ -473,15 +473,15 @@ def test_loops_without_a_carry_are_vectorized(name):
     def step(carry, _):
         rows, whole = carry
         rows = jnp.concatenate([jnp.zeros((1, 3)), rows[1:]])
-        return carry, jax.lax.map(lambda given: function(*given), (rows, whole))
+        return carry, jax.lax.map(lambda arguments: function(*arguments), (rows, whole))
 
     expected = jax.jit(lambda carry: jax.lax.scan(jax.vmap(step), carry, length=1)[1])(
         (rows, whole)
     )
-    found = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=1, interpret=True)[1])(
+    actual = jax.jit(lambda carry: scan_replicas_kernel(step, carry, length=1, interpret=True)[1])(
         (rows, whole)
     )
-    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for value, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert (value.shape, value.dtype) == (other.shape, other.dtype)
         np.testing.assert_allclose(
             value, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6
@@ -547,8 +547,8 @@ def test_large_constant_tables_stay_in_memory():
         return (carry, jnp.asarray(TABLES["many"])[carry])
 
     places = jnp.arange(8) * 7
-    found = scan_replicas_kernel(step, places, length=1, interpret=True)[1]
-    np.testing.assert_array_equal(found[0], TABLES["many"][places])
+    actual = scan_replicas_kernel(step, places, length=1, interpret=True)[1]
+    np.testing.assert_array_equal(actual[0], TABLES["many"][places])
 
 
 def test_stacked_outputs_agree_with_scan():
@@ -562,8 +562,8 @@ def test_stacked_outputs_agree_with_scan():
 
     carry = (jax.random.split(jax.random.key(0), 5), jnp.arange(5.0))
     expected = jax.lax.scan(jax.vmap(step), carry, length=2)
-    found = scan_replicas_kernel(step, carry, length=2, interpret=True)
-    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual = scan_replicas_kernel(step, carry, length=2, interpret=True)
+    for value, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(data_of(value), data_of(other))
 
 

@@ -29,11 +29,11 @@ def project(array):
     )
 
 
-def projections(found):
+def projections(arrays):
     """Return path -> (projection, norm) of the stored arrays of a run."""
     return {
         path: project(array)
-        for path, array in found.items()
+        for path, array in arrays.items()
         if not NOT_STORED & set(path.split(":"))
     }
 
@@ -41,10 +41,10 @@ def projections(found):
 def store(results):
     """Write name -> path -> array as nested mappings, since paths share prefixes."""
     stored = {}
-    for name, found in results.items():
-        if isinstance(found, str):
-            raise SystemExit(f"{name} fails: {found}")
-        for path, (number, _) in projections(found).items():
+    for name, arrays in results.items():
+        if isinstance(arrays, str):
+            raise SystemExit(f"{name} fails: {arrays}")
+        for path, (number, _) in projections(arrays).items():
             *parents, last = [name, *path.split(":")]
             inner = functools.reduce(
                 lambda inner, part: inner.setdefault(part, {}), parents, stored
@@ -75,14 +75,14 @@ def flat(tree, *parents):
 def test_numbers_equal_the_stored_ones(name, request):
     if name in QUICK:
         request.getfixturevalue("quick_compile")
-    expected, found = (
+    expected, actual = (
         flat(json.loads(STORED.read_text(encoding="utf8"))[name]),
         projections(ALL[name]()),
     )
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     wrong = {}
-    for path, (number, norm) in found.items():
+    for path, (number, norm) in actual.items():
         allowed = RTOL * norm + (0.0 if path.startswith("state") else METRICS_ATOL)
         if abs(number - expected[path]) > allowed:
             wrong[path] = f"{number:.8g}, not {expected[path]:.8g}: norm {norm:.3g}"
-    assert not wrong, "\n".join(f"{path}: {words}" for path, words in wrong.items())
+    assert not wrong, "\n".join(f"{path}: {difference}" for path, difference in wrong.items())

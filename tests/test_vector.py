@@ -134,12 +134,12 @@ def test_episode_statistics_are_running_sums(name, arguments):
     assert jax.tree.structure(info["episode_return"]) == jax.tree.structure(game["reward"])
     at_zero = (start.episode_return, start.episode_length, start.episode_info)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(at_zero))
-    own = {key: info[key] for key in info["episode_info"]}
+    env_info = {key: info[key] for key in info["episode_info"]}
     sums = functools.partial(running_sums, over=info["over"])
     assert_near(info["episode_return"], jax.tree.map(sums, game["reward"]), rtol=1e-5, atol=1e-6)
     assert_near(info["episode_length"], sums(np.ones((T, N))))
-    assert_near(info["episode_info"], jax.tree.map(sums, own), rtol=1e-5)
-    assert (own != {}) == (name != "cartpole")
+    assert_near(info["episode_info"], jax.tree.map(sums, env_info), rtol=1e-5)
+    assert (env_info != {}) == (name != "cartpole")
 
 
 def running_sums(values, over):
@@ -194,24 +194,24 @@ def starts(name, arguments, **options):
 
 @each_game
 def test_fresh_starts_differ(name, arguments):
-    seen = starts(name, arguments)
+    states = starts(name, arguments)
     # the grid has 64 possible starts
-    assert len(np.unique(seen, axis=0)) > (0.3 if name == "tag_gridworld" else 0.99) * len(seen)
+    assert len(np.unique(states, axis=0)) > (0.3 if name == "tag_gridworld" else 0.99) * len(states)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments"), [GAMES["tag"], GAMES["cartpole"]], ids=["tag", "cartpole"]
 )
 def test_fixed_resets_use_one_start(name, arguments):
-    seen = starts(name, arguments, reset="fixed")
-    assert len(seen) > 2 * N
-    assert len(np.unique(seen, axis=0)) == 1
+    states = starts(name, arguments, reset="fixed")
+    assert len(states) > 2 * N
+    assert len(np.unique(states, axis=0)) == 1
 
 
 @pytest.mark.parametrize(("name", "arguments"), [GAMES["tag"], GAMES["walk"]], ids=["tag", "walk"])
 def test_pool_of_starts_is_used_evenly(name, arguments):
-    seen = starts(name, arguments, num_envs=24, reset=ResetPool(4), num_steps=60)
-    distinct, counts = np.unique(seen, axis=0, return_counts=True)
+    states = starts(name, arguments, num_envs=24, reset=ResetPool(4), num_steps=60)
+    distinct, counts = np.unique(states, axis=0, return_counts=True)
     assert len(distinct) == 4
     assert counts.min() > 0.6 * counts.mean()
 

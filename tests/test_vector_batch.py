@@ -109,7 +109,7 @@ def test_action_bounds_may_differ_between_replicas():
 # --- stepping without resets ---
 
 
-def test_a_batch_steps_each_replica_as_alone_and_resets_none_without_restart():
+def test_step_replicas_agrees_with_single_replicas_and_does_not_reset():
     env, params, action = Walk(), Params(episode_length=2), jnp.zeros((N, 1))
     starts = jax.random.split(jax.random.key(0), N)
     _, env_state = jax.vmap(env.reset, (0, None))(starts, params)
@@ -209,11 +209,11 @@ def test_resets_are_behind_one_scalar_condition(name, monkeypatch):
     monkeypatch.setattr("wdjax.envs.classic_control.cartpole.CartPole.cheap_reset", False)
     function, arguments = programs()[name]
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    found = list(equations(jaxpr))
-    conditions = [equation for equation, _ in found if equation.primitive.name == "cond"]
+    nested = list(equations(jaxpr))
+    conditions = [equation for equation, _ in nested if equation.primitive.name == "cond"]
     assert len(conditions) == 1
     assert conditions[0].invars[0].aval.shape == ()
-    draws = [inside for equation, inside in found if equation.primitive.name == "random_bits"]
+    draws = [inside for equation, inside in nested if equation.primitive.name == "random_bits"]
     assert draws
     assert all("cond" in inside for inside in draws)
     assert "conditional(" in jax.jit(function).lower(*arguments).compile().as_text()

@@ -202,7 +202,7 @@ def test_params_may_be_vmapped():
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "error", "words"),
+    ("name", "changes", "error", "message"),
     [
         (
             "gymnax:Cartpole-v1",
@@ -233,8 +233,8 @@ def test_params_may_be_vmapped():
         ("gymnax:DeepSea-bsuite", {"sise": 3}, ValueError, "did you mean 'size'"),
     ],
 )
-def test_wrong_names_and_arguments_raise(name, changes, error, words):
-    with pytest.raises(error, match=words):
+def test_wrong_names_and_arguments_raise(name, changes, error, message):
+    with pytest.raises(error, match=message):
         wdjax.make(name, **changes)
 
 
@@ -309,9 +309,9 @@ def test_complete_env_params_can_be_written_and_read():
     complete = complete_env_params(config).env_params
     assert complete["size"] == complete["max_steps_in_episode"] == 5
     assert complete == yaml.safe_load(yaml.safe_dump(complete))
-    again = wdjax.make("gymnax:DeepSea-bsuite", **complete)[1]
+    params = wdjax.make("gymnax:DeepSea-bsuite", **complete)[1]
     jax.tree.map(
-        np.testing.assert_array_equal, again, wdjax.make("gymnax:DeepSea-bsuite", size=5)[1]
+        np.testing.assert_array_equal, params, wdjax.make("gymnax:DeepSea-bsuite", size=5)[1]
     )
     torque = complete_env_params(run_config(env="gymnax:Acrobot-v1", env_params={})).env_params[
         "available_torque"
@@ -342,7 +342,7 @@ class Strange:
 
 
 @pytest.mark.parametrize(
-    ("space", "obs", "words"),
+    ("space", "obs", "message"),
     [
         (
             lambda spaces: spaces.Tuple([spaces.Discrete(2)]),
@@ -361,8 +361,8 @@ class Strange:
         ),
     ],
 )
-def test_unsupported_spaces_raise(library, space, obs, words):
-    with pytest.raises(TypeError, match=words):
+def test_unsupported_spaces_raise(library, space, obs, message):
+    with pytest.raises(TypeError, match=message):
         wdjax.adapters.from_gymnax(Strange(space(library.environments.spaces), obs))
 
 

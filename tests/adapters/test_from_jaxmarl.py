@@ -73,17 +73,17 @@ def check_steps(env, theirs, ours):
     for group, members in env.members.items():
         assert not truncated[group].any()
         for i, agent in enumerate(members.agents):
-            seen = obs[group]["obs"] if members.masked else obs[group]
-            close(seen[:, :, i][running], their_obs[agent][running])
+            agent_obs = obs[group]["obs"] if members.masked else obs[group]
+            close(agent_obs[:, :, i][running], their_obs[agent][running])
             if members.masked:
                 np.testing.assert_array_equal(
                     obs[group]["action_mask"][:, :, i][running], masks[agent][running]
                 )
-            was = before[group][:, :, i]
-            close(reward[group][:, :, i], np.where(was, 0, their_reward[agent]))
-            ended = was | (dones[agent] & (env.credit == "agent")) | dones["__all__"]
+            was_terminated = before[group][:, :, i]
+            close(reward[group][:, :, i], np.where(was_terminated, 0, their_reward[agent]))
+            ended = was_terminated | (dones[agent] & (env.credit == "agent")) | dones["__all__"]
             np.testing.assert_array_equal(terminated[group][:, :, i][running], ended[running])
-            assert (terminated[group][:, :, i] >= was).all()
+            assert (terminated[group][:, :, i] >= was_terminated).all()
     return running
 
 
@@ -272,7 +272,7 @@ def test_spaces_match_the_returned_arrays(name, changes, groups, masked):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "error", "words"),
+    ("name", "changes", "error", "message"),
     [
         (
             "MPE_simple_spred_v3",
@@ -320,8 +320,8 @@ def test_spaces_match_the_returned_arrays(name, changes, groups, masked):
         ),
     ],
 )
-def test_wrong_names_and_arguments_raise(name, changes, error, words):
-    with pytest.raises(error, match=words):
+def test_wrong_names_and_arguments_raise(name, changes, error, message):
+    with pytest.raises(error, match=message):
         wdjax.make(f"jaxmarl:{name}", **changes)
 
 

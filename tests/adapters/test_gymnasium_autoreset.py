@@ -49,8 +49,8 @@ def test_disabled_mode_agrees_with_sync_vector_env():
                 ours.step(actions)
             masked += not over.all()
             mask = over | (np.arange(NUM) == t % NUM)  # and one in the middle of its episode
-            again = [envs.reset(options={"reset_mask": mask.copy()}) for envs in (ours, theirs)]
-            assert_same(list(again[0]), list(again[1]), f"reset {t}")
+            resets = [envs.reset(options={"reset_mask": mask.copy()}) for envs in (ours, theirs)]
+            assert_same(list(resets[0]), list(resets[1]), f"reset {t}")
     assert masked
 
 
@@ -72,7 +72,7 @@ def test_partial_resets_are_seeded_and_use_the_pool():
 
 
 @pytest.mark.parametrize(
-    ("mode", "options", "words"),
+    ("mode", "options", "message"),
     [
         ("nxt_step", None, "unknown autoreset_mode 'nxt_step': did you mean 'next_step'?"),
         ("next_step", {"reset_mask": np.ones(2, bool)}, "requires autoreset_mode='disabled'"),
@@ -88,8 +88,8 @@ def test_partial_resets_are_seeded_and_use_the_pool():
         ),
     ],
 )
-def test_wrong_modes_and_masks_raise(mode, options, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_wrong_modes_and_masks_raise(mode, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         to_gymnasium_vector(wdjax.make("cartpole")[0], 2, autoreset_mode=mode).reset(
             options=options
         )
@@ -97,13 +97,13 @@ def test_wrong_modes_and_masks_raise(mode, options, words):
 
 def climb(envs):
     """Return all outputs of replicas that climb 2, 1 and 1 rungs per step, without timings."""
-    seen = [*envs.reset(seed=0)]
+    outputs = [*envs.reset(seed=0)]
     for _ in range(9):
         *step, infos = envs.step(np.array([2, 1, 1]))
         if isinstance(infos, dict) and "episode" in infos:
             del infos["episode"]["t"]
-        seen += [*step, infos]
-    return seen
+        outputs += [*step, infos]
+    return outputs
 
 
 WRAPPERS = {
@@ -168,8 +168,8 @@ def test_specs_agree_with_gymnasium():
         "Pendulum-v1",
     ):
         theirs = gymnasium.make(name)
-        own = {"MountainCarContinuous": "continuous_mountain_car", "MountainCar": "mountain_car"}
-        ours = gymnasium.make(f"wdjax/{own.get(name[:-3], name[:-3].lower())}")
+        names = {"MountainCarContinuous": "continuous_mountain_car", "MountainCar": "mountain_car"}
+        ours = gymnasium.make(f"wdjax/{names.get(name[:-3], name[:-3].lower())}")
         for field in ("reward_threshold", "max_episode_steps"):
             assert getattr(ours.spec, field) == getattr(theirs.spec, field), (name, field)
         assert ours.metadata["render_fps"] == theirs.metadata["render_fps"]

@@ -36,12 +36,12 @@ def unavoidable_warnings(env):
     """Return warnings about infinite bounds and actions beyond [-1, 1], which are intended."""
     spaces = (env.observation_space, env.action_space)
     boxes = [space for space in spaces if isinstance(space, gymnasium.spaces.Box)]
-    found = {"minimum value is -infinity" for box in boxes if np.isinf(box.low).any()}
-    found |= {"maximum value is infinity" for box in boxes if np.isinf(box.high).any()}
+    expected = {"minimum value is -infinity" for box in boxes if np.isinf(box.low).any()}
+    expected |= {"maximum value is infinity" for box in boxes if np.isinf(box.high).any()}
     actions = env.action_space
     if isinstance(actions, gymnasium.spaces.Box) and (np.abs(actions.high) > 1).any():
-        found.add("recommend using a symmetric and normalized space")
-    return found
+        expected.add("recommend using a symmetric and normalized space")
+    return expected
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -55,7 +55,7 @@ def test_gymnasium_check_env_passes(name):
     expected = unavoidable_warnings(env)
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == len(expected), messages
-    assert all(any(words in line for line in messages) for words in expected), messages
+    assert all(any(part in line for line in messages) for part in expected), messages
 
 
 @pytest.mark.filterwarnings("ignore:.*after the end")  # the rules also apply after the end
@@ -66,17 +66,17 @@ def test_steps_agree_with_the_environment(name):
     theirs = to_gymnasium(env, params)
     rng, _ = np_random(7)
     reset_key, key = jax.random.split(jax.random.key(int(rng.integers(2**31))))
-    seen, state = jax.jit(env.reset)(reset_key, params)
+    expected_obs, state = jax.jit(env.reset)(reset_key, params)
     obs, _ = theirs.reset(seed=7)
     theirs.action_space.seed(0)
     step = jax.jit(env.step)
     for _ in range(8):
         assert obs in theirs.observation_space
-        jax.tree.map(np.testing.assert_array_equal, obs, jax.device_get(seen))
+        jax.tree.map(np.testing.assert_array_equal, obs, jax.device_get(expected_obs))
         action = theirs.action_space.sample()
         step_key, key = jax.random.split(key)
         own_action = action if isinstance(action, np.ndarray) else np.int32(action)
-        seen, state, *rest, own_info = step(step_key, state, own_action, params)
+        expected_obs, state, *rest, own_info = step(step_key, state, own_action, params)
         obs, *results, info = theirs.step(action)
         assert results == [leaf.item() for leaf in rest]
         assert [type(result) for result in results] == [float, bool, bool]

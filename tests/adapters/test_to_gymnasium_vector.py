@@ -197,17 +197,17 @@ def test_steps_agree_with_vectorize(reset):
     replicas = wdjax.vectorize(env, NUM, reset)
     rng, _ = np_random(5)
     reset_key, key = jax.random.split(jax.random.key(int(rng.integers(2**31))))
-    seen, state = jax.jit(replicas.reset)(reset_key, params)
+    expected_obs, state = jax.jit(replicas.reset)(reset_key, params)
     obs, _ = ours.reset(seed=5)
     ours.action_space.seed(0)
     step = jax.jit(replicas.step)
     ends = 0
     for _ in range(5):
-        jax.tree.map(np.testing.assert_array_equal, obs, jax.device_get(seen))
+        jax.tree.map(np.testing.assert_array_equal, obs, jax.device_get(expected_obs))
         assert obs in ours.observation_space
         actions = ours.action_space.sample()
         step_key, key = jax.random.split(key)
-        seen, state, *rest, info = step(step_key, state, actions.astype(np.int32), params)
+        expected_obs, state, *rest, info = step(step_key, state, actions.astype(np.int32), params)
         obs, *results, infos = ours.step(actions)
         jax.tree.map(np.testing.assert_array_equal, results, jax.device_get(rest))
         ends += info["over"].sum()
@@ -276,17 +276,17 @@ class Namesake(Ladder):
 
 
 def test_colliding_statistics_get_the_prefix_user():
-    own = {"user/episode": 1, "user/action_mask": 2, "coins": 3, "user/_coins": 4}
+    statistics = {"user/episode": 1, "user/action_mask": 2, "coins": 3, "user/_coins": 4}
     single = to_gymnasium(Namesake())
     single.reset(seed=0)
     info = single.step(2)[-1]
-    assert {name: info[name] for name in own} == own
+    assert {name: info[name] for name in statistics} == statistics
     assert info["action_mask"].shape == (3,)
     replicas = to_gymnasium_vector(Namesake(), NUM)
     replicas.reset(seed=0)
     replicas.step(np.full(NUM, 2))
     infos = replicas.step(np.full(NUM, 2))[-1]
-    assert {name: infos["final_info"][name].tolist() for name in own} == {
-        name: [own[name]] * NUM for name in own
+    assert {name: infos["final_info"][name].tolist() for name in statistics} == {
+        name: [statistics[name]] * NUM for name in statistics
     }
     assert infos["episode"]["l"].tolist() == [2] * NUM

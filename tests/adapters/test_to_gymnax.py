@@ -174,7 +174,7 @@ def test_spaces_are_converted():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "error", "message"),
     [
         (
             wdjax.make("tag_gridworld"),
@@ -190,8 +190,8 @@ def test_spaces_are_converted():
         ((Walk(), 3), TypeError, "params is a builtins.int: must be a Params of Walk"),
     ],
 )
-def test_unsupported_environments_raise(arguments, error, words):
-    with pytest.raises(error, match=re.escape(words)):
+def test_unsupported_environments_raise(arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         to_gymnax(*arguments)
 
 

@@ -23,18 +23,20 @@ from wdjax.adapters import from_jaxmarl, to_jaxmarl
 def test_round_trip_agrees_with_the_environment(env):
     """The round trip has a single done and equal groups."""
     params = env.default_params.replace(episode_length=3)
-    again, no_params = from_jaxmarl(to_jaxmarl(env, params))
-    assert again.groups == env.groups
+    round_trip, no_params = from_jaxmarl(to_jaxmarl(env, params))
+    assert round_trip.groups == env.groups
     key = jax.random.key(3)
-    (obs, state), (seen, its_state) = env.reset(key, params), again.reset(key, no_params)
-    step, its_step = jax.jit(env.step), jax.jit(again.step)
+    (obs, state), (its_obs, its_state) = env.reset(key, params), round_trip.reset(key, no_params)
+    step, its_step = jax.jit(env.step), jax.jit(round_trip.step)
     for t in range(3):
         # "energy" becomes "obs"
-        jax.tree.map(np.testing.assert_array_equal, *map(jax.tree.leaves, (obs, seen)))
+        jax.tree.map(np.testing.assert_array_equal, *map(jax.tree.leaves, (obs, its_obs)))
         step_key, action_key = jax.random.split(jax.random.key(t))
         action = env.action_space(params).sample(action_key)
         obs, state, reward, terminated, truncated, _ = step(step_key, state, action, params)
-        seen, its_state, its_reward, its_end, *_ = its_step(step_key, its_state, action, no_params)
+        its_obs, its_state, its_reward, its_end, *_ = its_step(
+            step_key, its_state, action, no_params
+        )
         jax.tree.map(np.testing.assert_array_equal, reward, its_reward)
         jax.tree.map(
             np.testing.assert_array_equal,
@@ -59,7 +61,9 @@ def test_log_wrapper_works_in_a_scan():
 
     run = jax.jit(lambda key: jax.lax.scan(step, wrapped.reset(key), jax.random.split(key, 9)))
     (obs, _), (reward, over, infos) = run(jax.random.key(0))
-    assert all(seen.shape == env.observation_space(agent).shape for agent, seen in obs.items())
+    assert all(
+        agent_obs.shape == env.observation_space(agent).shape for agent, agent_obs in obs.items()
+    )
     np.testing.assert_array_equal(over, np.arange(1, 10) % 4 == 0)
     assert all(values.shape == (9, 3) for values in infos.values())
     np.testing.assert_allclose(
@@ -73,7 +77,7 @@ def test_masks_are_separate_from_observations():
     masks = env.get_avail_actions(state)
     assert set(masks) == {"worker_0", "worker_1"}  # the pilot acts in a Box
     assert all(mask.shape == (5,) for mask in masks.values())
-    assert [seen.shape for seen in obs.values()] == [
+    assert [agent_obs.shape for agent_obs in obs.values()] == [
         env.observation_space(agent).shape for agent in env.agents
     ]
     plain = to_jaxmarl(wdjax.make("tag_gridworld")[0])
@@ -84,13 +88,13 @@ def test_masks_are_separate_from_observations():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "error", "message"),
     [
         ((Line(),), ValueError, "Line has no groups of agents: use to_gymnax"),
         ((Pair(),), TypeError, "observation of clerk contains signal, day: must be one array"),
         ((3,), TypeError, "env = 3: must be a wdjax.Env"),
     ],
 )
-def test_unsupported_environments_raise(arguments, error, words):
-    with pytest.raises(error, match=re.escape(words)):
+def test_unsupported_environments_raise(arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         to_jaxmarl(*arguments)

@@ -31,8 +31,8 @@ def make(name, **changes):
 def sample(env, obs):
     """Sample an action for every active agent, within its mask."""
     masks = {
-        agent: seen.get("action_mask") if isinstance(seen, dict) else None
-        for agent, seen in obs.items()
+        agent: agent_obs.get("action_mask") if isinstance(agent_obs, dict) else None
+        for agent, agent_obs in obs.items()
     }
     return {agent: env.action_space(agent).sample(masks[agent]) for agent in env.agents}
 
@@ -86,13 +86,13 @@ def test_steps_agree_with_the_environment(name):
         actions, alive = sample(theirs, obs), list(theirs.agents)
         step_key, key = jax.random.split(key)
         results = step(step_key, state, by_group(env, actions), params)
-        seen, state, reward, terminated, truncated, info = jax.device_get(results)
+        expected_obs, state, reward, terminated, truncated, info = jax.device_get(results)
         obs, *results, infos = theirs.step(actions)
         assert all(list(result) == alive for result in (obs, *results, infos))
         for agent in alive:
             group, _, i = agent.rpartition("_")
             assert obs[agent] in theirs.observation_space(agent)
-            assert_row(obs[agent], jax.tree.map(lambda leaf: leaf[int(i)], seen[group]))  # noqa: B023
+            assert_row(obs[agent], jax.tree.map(lambda leaf: leaf[int(i)], expected_obs[group]))  # noqa: B023
             expected = [leaf[group][int(i)].item() for leaf in (reward, terminated, truncated)]
             assert [result[agent] for result in results] == expected
             assert {name: infos[agent][name] for name in info} == {

@@ -79,7 +79,7 @@ def resolved(command: Command, disk: Any) -> Command:
 
 def states(disk: Any) -> str:
     return "; ".join(
-        f"{name}: row {run.last_row}, checkpoints {[own.updates for own in run.checkpoints]}"
+        f"{name}: row {run.last_row}, checkpoints {[checkpoint.updates for checkpoint in run.checkpoints]}"
         for name, run in sorted(disk.runs.items())
         if run.kind
     )
@@ -110,14 +110,14 @@ def work(seeds: Sequence[int], file: Path, limit: float, until: float) -> None:
             wrong, length = run_sequence(commands, seen, limit)
         except Exception as error:  # a failure of the harness counts too
             wrong, length = [f"the harness failed: {type(error).__name__}: {error}"], len(commands)
-        found = {
+        record = {
             "seed": seed,
             "wrong": wrong,
-            "commands": [str(own) for own in commands[:length]],
+            "commands": [str(command) for command in commands[:length]],
             "seconds": round(time.monotonic() - begun, 1),
         }
         with open(file, "ab", buffering=0) as stream:
-            stream.write((json.dumps(found) + "\n").encode())
+            stream.write((json.dumps(record) + "\n").encode())
 
 
 def in_processes(tasks: Sequence[tuple], cores: bool = False) -> None:

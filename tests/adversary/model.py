@@ -74,11 +74,11 @@ class Model:
             violations.append(f"changed outside of its folder: {outside[:4]}")
         if violations:
             return violations
-        own = self.folders.setdefault(command.folder, Folder()) if command.folder else Folder()
+        state = self.folders.setdefault(command.folder, Folder()) if command.folder else Folder()
         rules = {"train": self.after_train, "sweep": self.after_sweep}.get(
             command.name, self.after_read
         )
-        return list(rules(command, result, before, after, own))
+        return list(rules(command, result, before, after, state))
 
     # --- commands that train
 
@@ -334,9 +334,9 @@ def nothing_to_do(
         allowed |= {
             "damaged-",
             *(
-                f"checkpoints/{held.updates}"
-                for held in old.checkpoints
-                if held.updates > (new.newest or 0)
+                f"checkpoints/{checkpoint.updates}"
+                for checkpoint in old.checkpoints
+                if checkpoint.updates > (new.newest or 0)
             ),
         }
         allowed |= {"metrics.jsonl"} if new.raw == old.raw else set()
@@ -403,8 +403,8 @@ def describes(command: Command, new: Run) -> Iterator[str]:
         "env": preset["env"]
     }
     expected |= {
-        name: values_of(name, words)
-        for name, words in command.flags.items()
+        name: values_of(name, values)
+        for name, values in command.flags.items()
         if name not in NO_FIELDS
     }
     if "debug" in command.flags:
@@ -424,20 +424,24 @@ def describes(command: Command, new: Run) -> Iterator[str]:
 def identity_of(command: Command) -> tuple[Any, ...]:
     """Return the settings that may not change between the commands of a run."""
     fields = command.flags.keys() - set(NO_FIELDS) - set(RESUMABLE) - {"updates_per_chunk"}
-    own = {name: command.flags[name] for name in fields}
-    own.setdefault("seed", ("0",))
-    return (command.places[0] if command.places else "", *sorted(own.items()), *command.settings)
+    settings = {name: command.flags[name] for name in fields}
+    settings.setdefault("seed", ("0",))
+    return (
+        command.places[0] if command.places else "",
+        *sorted(settings.items()),
+        *command.settings,
+    )
 
 
 def chunk_of(command: Command) -> int:
     """Return the chunk size that a command requests, 0 for the run's size or automatic."""
     preset = command.places[0]
-    own = (
+    default = (
         (yaml.safe_load((PRESETS / preset).read_text()) or {}).get("updates_per_chunk", 0)
         if _known(preset)
         else 0
     )
-    return int(command.flags.get("updates_per_chunk", (own,))[0])
+    return int(command.flags.get("updates_per_chunk", (default,))[0])
 
 
 def _known(preset: str) -> bool:
@@ -468,10 +472,10 @@ def may_refuse(command: Command) -> bool:
     return "updates_per_chunk" in command.flags or bool(command.settings)
 
 
-def values_of(name: str, words: tuple[str, ...]) -> Any:
+def values_of(name: str, texts: tuple[str, ...]) -> Any:
     if name == "stop_at":
-        return {words[0]: float(words[1])}
-    value = yaml.safe_load(words[0])
+        return {texts[0]: float(texts[1])}
+    value = yaml.safe_load(texts[0])
     return float(value) if name.endswith("learning_rate") else value
 
 

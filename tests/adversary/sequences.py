@@ -44,14 +44,14 @@ class Command:
     @property
     def flags(self) -> Mapping[str, tuple[str, ...]]:
         """Return flag -> values, without leading dashes: {"total_env_steps": ("96",)}."""
-        found: dict[str, list[str]] = {}
+        flags: dict[str, list[str]] = {}
         last: list[str] = []
         for word in self.words:
             if word.startswith("--"):
-                last = found.setdefault(word[2:].replace("-", "_"), [])
+                last = flags.setdefault(word[2:].replace("-", "_"), [])
             else:
                 last.append(word)
-        return {flag: tuple(values) for flag, values in found.items()}
+        return {flag: tuple(values) for flag, values in flags.items()}
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -76,35 +76,35 @@ def wdjax(*words: object, kill: str = "", settings: tuple[str, ...] = ()) -> Com
 def draw_sequence(seed: int) -> list[Command]:
     """Return the commands of a seed, equal on every machine."""
     rng = random.Random(seed)
-    own = {name: draw_identity(rng) for name in "ab"}
-    commands = [train(rng, "a", own["a"], first=True)]
+    identities = {name: draw_identity(rng) for name in "ab"}
+    commands = [train(rng, "a", identities["a"], first=True)]
     for _ in range(rng.randint(2, 8)):
         kind = rng.choices(["train", "read", "sweep", "shell", "wrong"], [50, 22, 11, 11, 6])[0]
         folder = rng.choices("ab", [75, 25])[0]
         if kind == "train":
-            commands.append(train(rng, folder, own[folder]))
+            commands.append(train(rng, folder, identities[folder]))
         elif kind == "read":
             commands.append(read(rng))
         elif kind == "sweep":
-            commands.append(sweep(rng, own["a"]))
+            commands.append(sweep(rng, identities["a"]))
         elif kind == "shell":
             commands.append(shell(rng, folder))
         else:
-            commands.append(wrong(rng, folder, own[folder]))
+            commands.append(wrong(rng, folder, identities[folder]))
     return commands
 
 
 def draw_identity(rng: random.Random) -> dict[str, str]:
     """Return the fixed settings of a run: preset, seed, learning rate, jax settings."""
     preset = rng.choices(list(PRESETS), [45, 20, 15, 20])[0]
-    found = {"preset": preset, "seed": str(rng.choice([0, 0, 1, 7]))}
+    identity = {"preset": preset, "seed": str(rng.choice([0, 0, 1, 7]))}
     if rng.random() < 0.06:
         policy = rng.choice(PRESETS[preset])
-        found["rate"] = f"--policies.{policy}.learning-rate {rng.choice(['1e38', '0.003', '0'])}"
+        identity["rate"] = f"--policies.{policy}.learning-rate {rng.choice(['1e38', '0.003', '0'])}"
     if rng.random() < 0.04:
         names = ["JAX_ENABLE_X64=1", "JAX_THREEFRY_PARTITIONABLE=0", "JAX_DEFAULT_PRNG_IMPL=rbg"]
-        found["settings"] = rng.choice(names)
-    return found
+        identity["settings"] = rng.choice(names)
+    return identity
 
 
 def draw_kill(rng: random.Random, share: float) -> str:
@@ -131,16 +131,22 @@ def some(rng: random.Random, *choices: tuple[float, str]) -> Iterator[str]:
 def train(
     rng: random.Random, folder: str, identity: Mapping[str, str], first: bool = False
 ) -> Command:
-    own = dict(identity)
+    settings = dict(identity)
     if not first and rng.random() < 0.1:
-        own |= rng.choice(
+        settings |= rng.choice(
             [{"seed": "3"}, {"preset": rng.choice(list(PRESETS))}, {"settings": "JAX_ENABLE_X64=1"}]
         )
     rounded = rng.choice([0, 0, 0, rng.randint(1, STEPS - 1)])
-    policy = rng.choice(PRESETS[own["preset"]])
-    words = ["train", f"{own['preset']}.yaml", "--workdir", folder, *own.get("rate", "").split()]
+    policy = rng.choice(PRESETS[settings["preset"]])
+    words = [
+        "train",
+        f"{settings['preset']}.yaml",
+        "--workdir",
+        folder,
+        *settings.get("rate", "").split(),
+    ]
     words += ["--total-env-steps", rng.randint(1, 8) * STEPS - rounded]
-    words += ["--seed", own["seed"]] * (own["seed"] != "0")
+    words += ["--seed", settings["seed"]] * (settings["seed"] != "0")
     words += some(
         rng,
         (0.05 if first else 0.85, "--resume"),
@@ -158,7 +164,7 @@ def train(
         (0.02, "--debug"),
     )
     kill = "" if "--dry-run" in words else draw_kill(rng, 0.33)
-    return wdjax(*words, kill=kill, settings=tuple(filter(None, [own.get("settings")])))
+    return wdjax(*words, kill=kill, settings=tuple(filter(None, [settings.get("settings")])))
 
 
 def sweep(rng: random.Random, identity: Mapping[str, str]) -> Command:

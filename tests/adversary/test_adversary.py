@@ -22,10 +22,10 @@ def a_run(updates, checkpoints, **config):
     """Return folder "a" with a row for each of these updates and these checkpoints."""
     rows = [{"updates": done, "env_steps": 32 * done} for done in updates]
     lines = [(json.dumps(row) + "\n").encode() for row in rows]
-    held = [Checkpoint(done, sum(map(len, lines[:done]))) for done in checkpoints]
+    stored = [Checkpoint(done, sum(map(len, lines[:done]))) for done in checkpoints]
     sizes = {"updates_per_chunk": 1, "total_env_steps": 64, "checkpoint_every": 2}
     config = RESUMABLE | {"env": "cartpole"} | sizes | config
-    run = Run("run", config, b"".join(lines), rows, [], held, [], False)
+    run = Run("run", config, b"".join(lines), rows, [], stored, [], False)
     files = {"a": "/", "a/config.yaml": str(config), "a/metrics.jsonl": str(rows)}
     return Disk(files | {f"a/checkpoints/{done}": "/" for done in checkpoints}, {"a": run})
 
@@ -50,7 +50,7 @@ def test_correct_run_breaks_no_rule():
 
 
 @pytest.mark.parametrize(
-    ("after", "words"),
+    ("after", "message"),
     [
         (a_run([1, 2, 4101], [2]), "rows are missing"),
         (a_run([1, 2, 3], [2]), "a row of update 3, and 2 were asked for"),
@@ -60,8 +60,8 @@ def test_correct_run_breaks_no_rule():
         (a_run([1, 2], [2], total_env_steps=96), "config.yaml holds total_env_steps = 96"),
     ],
 )
-def test_incorrect_runs_are_found(after, words):
-    assert words in checked(TRAIN, Disk({}, {}), after)
+def test_incorrect_runs_are_found(after, message):
+    assert message in checked(TRAIN, Disk({}, {}), after)
 
 
 def test_changes_of_finished_runs_are_found():
@@ -77,14 +77,14 @@ def test_finished_run_with_a_damaged_checkpoint_uses_the_previous_one():
         a_run([1, 2, 3], [2, 3], total_env_steps=96),
         a_run([1, 2, 3], [2], total_env_steps=96),
     )
-    said = "The run already has 64 of 64 env steps: nothing to do."
-    assert not checked(TRAIN, before, after, output=said, most=3, damaged=True)
+    output = "The run already has 64 of 64 env steps: nothing to do."
+    assert not checked(TRAIN, before, after, output=output, most=3, damaged=True)
     assert "no update was done at 1 of 2" in checked(
-        TRAIN, before, a_run([1], [1]), output=said, most=3, damaged=True
+        TRAIN, before, a_run([1], [1]), output=output, most=3, damaged=True
     )
     shorter = Command.parse(str(TRAIN).replace("64", "32"))
     assert "a finished run changed" in checked(
-        shorter, before, a_run([1, 2], [2]), output=said, most=3, damaged=True
+        shorter, before, a_run([1, 2], [2]), output=output, most=3, damaged=True
     )
 
 
@@ -112,7 +112,7 @@ def test_tables_are_compared_up_to_rounding():
 
 
 @pytest.mark.parametrize(
-    ("line", "status", "output", "words"),
+    ("line", "status", "output", "message"),
     [
         ("wdjax eval a", 99, "Traceback (most recent call last):\nKeyError: 3", "a traceback"),
         ("wdjax eval a", 2, "no", "refused with 0 sentences"),
@@ -122,9 +122,9 @@ def test_tables_are_compared_up_to_rounding():
         ("wdjax train ppo.yaml --workdir a --resume", 2, "wdjax: no", "refused: wdjax: no"),
     ],
 )
-def test_wrong_exits_are_found(line, status, output, words):
+def test_wrong_exits_are_found(line, status, output, message):
     before = a_run([1, 2], [2])
-    assert words in checked(Command.parse(line), before, before, status, output, most=4)
+    assert message in checked(Command.parse(line), before, before, status, output, most=4)
 
 
 def test_different_numbers_of_equal_runs_are_found():

@@ -140,18 +140,18 @@ def as_yaml(preset, changes, folder):
 
 def flags_of(changes):
     """Return command line arguments for changes."""
-    words = []
+    arguments = []
     for name, value in changes.items():
-        words.append(f"--{name.replace('_', '-')}")
+        arguments.append(f"--{name.replace('_', '-')}")
         if isinstance(value, dict):
-            words += [str(part) for pair in value.items() for part in pair]
+            arguments += [str(part) for pair in value.items() for part in pair]
         elif isinstance(value, list):
-            words += [
+            arguments += [
                 str(part) for item in value for part in (item if isinstance(item, list) else [item])
             ]
         else:
-            words.append(str(value))
-    return words
+            arguments.append(str(value))
+    return arguments
 
 
 def as_flags(preset, changes):
@@ -247,9 +247,9 @@ def test_accepted_configurations_train_resume_and_round_trip(tmp_path_factory, d
     )
     ended = []
     for resume, steps in enumerate(lengths):
-        own = dataclasses.replace(config, total_env_steps=steps)
+        longer = dataclasses.replace(config, total_env_steps=steps)
         try:
-            trainer = Trainer(own, folder, resume=bool(resume), quiet=True, pictures=False)
+            trainer = Trainer(longer, folder, resume=bool(resume), quiet=True, pictures=False)
             trainer.train()
         # errors that only the learner finds, before any file is written
         except (ValueError, TypeError) as error:
@@ -263,7 +263,7 @@ def test_accepted_configurations_train_resume_and_round_trip(tmp_path_factory, d
         read = plain_config(complete_env_params(load_run_config(folder)))
         assert same(
             read | {"updates_per_chunk": 0},
-            plain_config(complete_env_params(own)) | {"updates_per_chunk": 0},
+            plain_config(complete_env_params(longer)) | {"updates_per_chunk": 0},
         )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["updates"] for row in rows] == [1, 2][: len(rows)]

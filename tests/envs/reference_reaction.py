@@ -41,8 +41,8 @@ def step(rules, position, time, action):
     )
     sizes = [rules.energies.shape[0], rules.energies.shape[1], rules.nz]
     new = list(position)
-    axis, way = move // 2, 1 if move % 2 == 0 else -1
-    new[3 * atom + axis] = (new[3 * atom + axis] + way) % sizes[axis]
+    axis, direction = move // 2, 1 if move % 2 == 0 else -1
+    new[3 * atom + axis] = (new[3 * atom + axis] + direction) % sizes[axis]
     if all(rules.in_slab(z) for z in new[2::3]):
         cells = [c - rules.z_lower if i % 3 == 2 else c for i, c in enumerate(new)]
         gap = rules.ienergy - float(rules.energies[tuple(cells)])

@@ -179,21 +179,21 @@ def observe(rules, state):
     scaled.append(state.direction / (2 * np.pi))
     width = rules.num_agents - 1 if rules.use_full_observation else rules.num_other_agents_observed
     rows = np.zeros((rules.num_agents, 7 * width))
-    own = np.zeros((rules.num_agents, 6))
+    own_rows = np.zeros((rules.num_agents, 6))
     for i in range(rules.num_agents):
         heading = state.direction[i]
         turn = np.array([[np.cos(heading), np.sin(heading)], [-np.sin(heading), np.cos(heading)]])
         for slot, j in enumerate(neighbors(rules, state, i)[:width]):
-            seen = [feature[j] - feature[i] if state.active[i] else 0.0 for feature in scaled]
+            relative = [feature[j] - feature[i] if state.active[i] else 0.0 for feature in scaled]
             if rules.egocentric:
-                seen[:2] = turn @ seen[:2]
-                seen[4] = (seen[4] + 0.5) % 1.0 - 0.5
-            rows[i, slot : 5 * width : width] = seen
+                relative[:2] = turn @ relative[:2]
+                relative[4] = (relative[4] + 0.5) % 1.0 - 0.5
+            rows[i, slot : 5 * width : width] = relative
             rows[i, 5 * width + slot] = rules.is_tagger(j)
             rows[i, 6 * width + slot] = state.active[j]
         if state.active[i]:
             middle = rules.grid_length / 2 - np.array([state.x[i], state.y[i]])
             motion = np.cos(heading), np.sin(heading), state.speed[i] / unit
-            own[i] = *(turn @ middle / diagonal), *motion, state.time / rules.episode_length
+            own_rows[i] = *(turn @ middle / diagonal), *motion, state.time / rules.episode_length
     shown = [rules.egocentric] * 2 + [rules.observe_own_motion] * 3 + [True]
-    return np.concatenate([rows, own[:, shown]], axis=1)
+    return np.concatenate([rows, own_rows[:, shown]], axis=1)

@@ -245,7 +245,7 @@ def test_params_may_be_vmapped(name):
 
 
 @each_env
-def test_a_rollout_of_many_replicas_uses_no_key_twice(name):
+def test_rollouts_do_not_reuse_keys(name):
     env, params = wdjax.make(name, episode_length=2)
     replicas = wdjax.vectorize(env, 4)
     sample = (

@@ -142,8 +142,8 @@ def test_torques_round_trip_through_config_yaml(tmp_path):
     assert config.env_params["AVAIL_TORQUE"] == (-2.0, 0.0, 2.5)
     assert all(type(number) is float for number in config.env_params["AVAIL_TORQUE"])
     (tmp_path / "config.yaml").write_text(dump_config(config))
-    again = complete_env_params(load_run_config(tmp_path))
-    assert again == config
+    loaded = complete_env_params(load_run_config(tmp_path))
+    assert loaded == config
     assert complete_env_params(load_config("acrobot")).env_params["AVAIL_TORQUE"] == (
         -1.0,
         0.0,

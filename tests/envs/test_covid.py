@@ -93,21 +93,21 @@ def play(n, x64, path=""):
 
         def step(carry, row):
             obs, state = carry
-            wanted, heeds = row
-            masks = {group: seen["action_mask"][:, 1] for group, seen in obs.items()}
+            actions, masked = row
+            masks = {group: group_obs["action_mask"][:, 1] for group, group_obs in obs.items()}
             action = jax.tree.map(
-                lambda a, mask: jnp.where((mask == 1) | ~heeds, a, 0), wanted, masks
+                lambda a, mask: jnp.where((mask == 1) | ~masked, a, 0), actions, masks
             )
             obs, state, reward, *_, info = env.step(jax.random.key(0), state, action, params)
             return (obs, state), (obs, state, reward, info)
 
-        def episode(wanted, heeds):
-            wanted = {"state": wanted["state"], "planner": wanted["planner"][:, None]}
+        def episode(actions, masked):
+            actions = {"state": actions["state"], "planner": actions["planner"][:, None]}
             first = env.reset(jax.random.key(0), params)
-            return first, jax.lax.scan(step, first, (wanted, jnp.broadcast_to(heeds, T)))[1]
+            return first, jax.lax.scan(step, first, (actions, jnp.broadcast_to(masked, T)))[1]
 
-        heeds = np.array([case == "P" for case in CASES])
-        first, steps = jax.tree.map(np.asarray, quick_jit(jax.vmap(episode))(tables(n), heeds))
+        masked = np.array([case == "P" for case in CASES])
+        first, steps = jax.tree.map(np.asarray, quick_jit(jax.vmap(episode))(tables(n), masked))
         return env, params, jax.tree.map(lambda leaf: leaf[0], first), steps
 
 
@@ -127,8 +127,8 @@ def size_of(obs):
 def check_reset(played, expected):
     _, params, (obs, state), _ = played
     derived = derive(params)
-    found = (*size_of(obs), state.dead.sum(), derived.wage, derived.max_productivity.sum())
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    numbers = (*size_of(obs), state.dead.sum(), derived.wage, derived.max_productivity.sum())
+    np.testing.assert_allclose(numbers, expected, rtol=1e-6)
 
 
 def check_rows(played, rows, returns, which, reward_tolerance, rtol, atol):
@@ -139,21 +139,21 @@ def check_rows(played, rows, returns, which, reward_tolerance, rtol, atol):
         names = ("susceptible", "infected", "dead", "unemployed", "productivity")
         sums = [getattr(states, name)[at].sum(dtype=float) for name in names]
         np.testing.assert_allclose(sums, expected[:5], rtol=rtol, atol=atol, err_msg=f"{case} {t}")
-        own, planner = rewards["state"][at].astype(float), rewards["planner"][at][0]
-        n = len(own)
+        state_rewards, planner = rewards["state"][at].astype(float), rewards["planner"][at][0]
+        n = len(state_rewards)
         np.testing.assert_allclose(
-            (own[which], own.sum() / n, planner),
+            (state_rewards[which], state_rewards.sum() / n, planner),
             np.array(expected[5:]) / (1, n, 1),
             rtol=0,
             atol=reward_tolerance,
             err_msg=f"{case} {t}",
         )
     for case, expected in returns.items():
-        own, planner = (
+        state_rewards, planner = (
             rewards[group][CASES.index(case)].astype(float) for group in ("state", "planner")
         )
         np.testing.assert_allclose(
-            (own.sum(), own[:, which].sum(), planner.sum()), expected, rtol=rtol
+            (state_rewards.sum(), state_rewards[:, which].sum(), planner.sum()), expected, rtol=rtol
         )
 
 
@@ -187,10 +187,10 @@ def test_golden_number_of_the_real_policy():
     with jax.enable_x64(True):
         env, params = wdjax.make("covid_economy", calibration_file=str(path), episode_length=436)
         reward = play_levels(env, params, load_policy(path))[1]
-        own, planner = np.asarray(reward["state"]), np.asarray(reward["planner"])
-    assert own.shape == (436, 51)
-    found = own.sum(), own[:, 4].sum(), planner.sum()
-    np.testing.assert_allclose(found, (18193.60199, 338.9238858, 360.9200257), rtol=1e-6)
+        state_rewards, planner = np.asarray(reward["state"]), np.asarray(reward["planner"])
+    assert state_rewards.shape == (436, 51)
+    returns = state_rewards.sum(), state_rewards[:, 4].sum(), planner.sum()
+    np.testing.assert_allclose(returns, (18193.60199, 338.9238858, 360.9200257), rtol=1e-6)
 
 
 def test_all_golden_rows_of_five_states():
@@ -204,17 +204,17 @@ def test_all_golden_rows_of_five_states():
         for t, row in golden[name]["rows"].items():
             at = (CASES.index(case), int(t) - 1)
             for short, field in names.items():
-                found = getattr(states, field)[at].sum()
+                numbers = getattr(states, field)[at].sum()
                 np.testing.assert_allclose(
-                    found, row[short], rtol=1e-6, atol=1e-6, err_msg=f"{name} {t} {short}"
+                    numbers, row[short], rtol=1e-6, atol=1e-6, err_msg=f"{name} {t} {short}"
                 )
-            seen = jax.tree.map(lambda leaf, at=at: leaf[at], obs)
-            own, planner = rewards["state"][at], rewards["planner"][at][0]
-            found = (
-                own[0],
-                own.sum(),
+            step_obs = jax.tree.map(lambda leaf, at=at: leaf[at], obs)
+            state_rewards, planner = rewards["state"][at], rewards["planner"][at][0]
+            numbers = (
+                state_rewards[0],
+                state_rewards.sum(),
                 planner,
-                *size_of(seen),
+                *size_of(step_obs),
                 states.level[at].sum(),
                 states.subsidy_level[at],
             )
@@ -228,9 +228,9 @@ def test_all_golden_rows_of_five_states():
                 "subsidy_level",
             )
             np.testing.assert_allclose(
-                found, [row[key] for key in keys], rtol=1e-6, err_msg=f"{name} {t}"
+                numbers, [row[key] for key in keys], rtol=1e-6, err_msg=f"{name} {t}"
             )
-            masks = seen["state"]["action_mask"].sum(), seen["planner"]["action_mask"].sum()
+            masks = step_obs["state"]["action_mask"].sum(), step_obs["planner"]["action_mask"].sum()
             assert masks == (row["mask_states"], row["mask_planner"])
 
 
@@ -250,32 +250,38 @@ def check_against_reference(played, reward_tolerance, rtol):
     }
     economy = Economy(of, Rules(**settings))
     obs, states, rewards, info = jax.tree.map(lambda leaf: leaf[case], steps)
-    wanted = jax.tree.map(lambda leaf: leaf[case], tables(n))
+    actions = jax.tree.map(lambda leaf: leaf[case], tables(n))
     for t in range(T):
         died = economy.dead.sum()
-        own, planner = economy.step(wanted["state"][t].tolist(), int(wanted["planner"][t]))
+        expected_rewards, planner = economy.step(
+            actions["state"][t].tolist(), int(actions["planner"][t])
+        )
         for name in PERSONS:
-            found, expected = getattr(states, name)[t], getattr(economy, name)
+            values, expected = getattr(states, name)[t], getattr(economy, name)
             np.testing.assert_allclose(
-                found, expected, rtol, atol=1e-6 * of["population"].max(), err_msg=f"{name} {t}"
+                values, expected, rtol, atol=1e-6 * of["population"].max(), err_msg=f"{name} {t}"
             )
         np.testing.assert_array_equal(states.level[t], economy.level)
-        np.testing.assert_allclose(rewards["state"][t], own, rtol=0, atol=reward_tolerance)
+        np.testing.assert_allclose(
+            rewards["state"][t], expected_rewards, rtol=0, atol=reward_tolerance
+        )
         np.testing.assert_allclose(rewards["planner"][t], [planner], rtol=0, atol=reward_tolerance)
         np.testing.assert_allclose(
             info["deaths"][t], economy.dead.sum() - died, rtol=1e-3, atol=1e-3
         )
         rows, row = economy.observe()
-        seen = jax.tree.map(lambda leaf, t=t: leaf[t], obs)
-        found = [seen["state"][name].reshape(n, -1) for name in KEYS]
-        np.testing.assert_allclose(np.concatenate(found, axis=1), rows[:, n:], rtol, 1e-6)
-        found = [seen["planner"][name].ravel() for name in KEYS]
-        np.testing.assert_allclose(np.concatenate(found), row, rtol, 1e-6)
+        step_obs = jax.tree.map(lambda leaf, t=t: leaf[t], obs)
+        values = [step_obs["state"][name].reshape(n, -1) for name in KEYS]
+        np.testing.assert_allclose(np.concatenate(values, axis=1), rows[:, n:], rtol, 1e-6)
+        values = [step_obs["planner"][name].ravel() for name in KEYS]
+        np.testing.assert_allclose(np.concatenate(values), row, rtol, 1e-6)
         may_set, may_pay = economy.masks()
         np.testing.assert_array_equal(
-            seen["state"]["action_mask"], [[1] + [int(may)] * 10 for may in may_set]
+            step_obs["state"]["action_mask"], [[1] + [int(may)] * 10 for may in may_set]
         )
-        np.testing.assert_array_equal(seen["planner"]["action_mask"], [[1] + [int(may_pay)] * 20])
+        np.testing.assert_array_equal(
+            step_obs["planner"]["action_mask"], [[1] + [int(may_pay)] * 20]
+        )
 
 
 @pytest.mark.parametrize(
@@ -325,7 +331,7 @@ def made():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"episode_length": 601}, "episode_length = 601: must be at most filter_len .600 days.,"),
         ({"risk_aversion": 1.0}, "risk_aversion = 1.0: must be different from 1"),
@@ -344,8 +350,8 @@ def made():
         ),
     ],
 )
-def test_invalid_arguments_raise(changes, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_arguments_raise(changes, message):
+    with pytest.raises(ValueError, match=message):
         wdjax.make("covid_economy", **{"num_states": 2, **changes})
 
 
@@ -353,20 +359,24 @@ def test_invalid_arguments_raise(changes, words):
 def test_deviations_from_no_op():
     """Golden returns (per state, planner) of constant policies with 5 synthetic states."""
     env, params = wdjax.make("covid_economy", num_states=5)
-    found = find_deviations(
+    deviations = find_deviations(
         env, params, lambda obs: jnp.zeros(5, jnp.int32), lambda obs: jnp.zeros(1, jnp.int32)
     )
-    assert found.states_by_level.shape == (11,)
-    assert found.planner_by_subsidy.shape == (21,)
+    assert deviations.states_by_level.shape == (11,)
+    assert deviations.planner_by_subsidy.shape == (21,)
     np.testing.assert_allclose(
-        found.states_by_level[np.array([0, 1, 5, 10])] / 5, [426, 402, 428, 346], atol=0.5
+        deviations.states_by_level[np.array([0, 1, 5, 10])] / 5, [426, 402, 428, 346], atol=0.5
     )
-    np.testing.assert_allclose((found.states / 5, found.planner), (426, 420), atol=0.5)
-    np.testing.assert_allclose(found.planner_by_subsidy[np.array([0, 20])], [420, 407], atol=0.5)
+    np.testing.assert_allclose((deviations.states / 5, deviations.planner), (426, 420), atol=0.5)
     np.testing.assert_allclose(
-        found.states_gain, found.states_by_level.max() / found.states - 1, rtol=1e-3
+        deviations.planner_by_subsidy[np.array([0, 20])], [420, 407], atol=0.5
     )
-    assert abs(found.planner_gain) < 1e-6  # without a reaction of the states, no subsidy is best
+    np.testing.assert_allclose(
+        deviations.states_gain, deviations.states_by_level.max() / deviations.states - 1, rtol=1e-3
+    )
+    assert (
+        abs(deviations.planner_gain) < 1e-6
+    )  # without a reaction of the states, no subsidy is best
 
 
 @pytest.mark.slow

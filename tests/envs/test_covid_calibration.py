@@ -88,7 +88,7 @@ def test_shared_file_equals_the_synthetic_calibration():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
+    ("key", "value", "message"),
     [
         (
             "population",
@@ -156,9 +156,9 @@ def test_shared_file_equals_the_synthetic_calibration():
         ("policy_digits_per_state", ["1" * 85] * 3, "shape of policy_digits_per_state"),
     ],
 )
-def test_invalid_values_in_a_file_raise(tmp_path, key, value, words):
+def test_invalid_values_in_a_file_raise(tmp_path, key, value, message):
     path = written(tmp_path, {**as_file(synthetic_calibration(2)), key: value})
-    with pytest.raises(ValueError, match=f"calibration.json: {words}"):
+    with pytest.raises(ValueError, match=f"calibration.json: {message}"):
         load_calibration(path, 2)
 
 

@@ -171,8 +171,8 @@ def replay(env, params, path):
     """Return (rewards of the environment along a path, whether it ends at the goal)."""
     sizes = np.array([*np.shape(params.energies)[:2], int(params.nz)] * env.num_atoms)
     change = (np.diff(path, axis=0) + 1) % sizes - 1  # also across the periodic boundaries
-    axis, way = np.abs(change).argmax(axis=1), change.sum(axis=1)
-    actions = 2 * (axis % 3) + (way < 0)
+    axis, direction = np.abs(change).argmax(axis=1), change.sum(axis=1)
+    actions = 2 * (axis % 3) + (direction < 0)
     actions = np.stack([axis // 3, actions], axis=1) if env.num_atoms == 2 else actions
 
     def body(state, action):
@@ -194,17 +194,17 @@ def flood(rules, top):
         return rules.energies[tuple(c - rules.z_lower * (i % 3 == 2) for i, c in enumerate(cell))]
 
     rules = dataclasses.replace(rules, rule="3d")  # stays in the slab
-    seen = {rules.initial_state} if energy(rules.initial_state) <= top else set()
-    pending = list(seen)
+    reached = {rules.initial_state} if energy(rules.initial_state) <= top else set()
+    pending = list(reached)
     while pending:
         cell = pending.pop()
         for action in range(6 * len(cell) // 3):
             choice = action if len(cell) == 3 else (action // 6, action % 6)
             after = reference.step(rules, cell, 0, choice)[0]
-            if after not in seen and energy(after) <= top:
-                seen.add(after)
+            if after not in reached and energy(after) <= top:
+                reached.add(after)
                 pending.append(after)
-    return rules.final_state in seen
+    return rules.final_state in reached
 
 
 @pytest.mark.parametrize("seed", range(12))

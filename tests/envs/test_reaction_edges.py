@@ -84,10 +84,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"), REFUSED, ids=[str(row[2])[:40] for row in REFUSED]
+    ("changes", "error", "message"), REFUSED, ids=[str(row[2])[:40] for row in REFUSED]
 )
-def test_invalid_arguments_raise(changes, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_arguments_raise(changes, error, message):
+    with pytest.raises(error, match=message):
         wdjax.make("reaction_one_atom", **OWN | changes)
 
 
@@ -159,23 +159,23 @@ def test_play_agrees_with_single_steps():
     def random(key, obs):
         return uniform_action(env.action_space(params), key)
 
-    def record(memory, seen):
-        return (memory, seen)
+    def record(memory, steps):
+        return (memory, steps)
 
     def played(key):
         return play(env, params, random, start_play(env, params, key, 3), 9, record)[2]
 
     step, key = jax.jit(env.step), jax.random.key(0)
-    seen, first = jax.device_get(jax.jit(played)(key)), jax.jit(env.reset)(key, params)[1]
+    steps, first = jax.device_get(jax.jit(played)(key)), jax.jit(env.reset)(key, params)[1]
     for replica in range(3):
         for t in range(9):
             state = first if t % 4 == 0 else state  # noqa: F821
             obs, state, reward, terminated, truncated, _ = step(
-                key, state, seen.action[t, replica], params
+                key, state, steps.action[t, replica], params
             )
-            np.testing.assert_allclose(seen.final_obs[t, replica], obs, rtol=1e-6)
-            np.testing.assert_allclose(seen.reward[t, replica], reward, rtol=1e-6)
-            assert (seen.over[t, replica], truncated) == (t % 4 == 3, t % 4 == 3)
+            np.testing.assert_allclose(steps.final_obs[t, replica], obs, rtol=1e-6)
+            np.testing.assert_allclose(steps.reward[t, replica], reward, rtol=1e-6)
+            assert (steps.over[t, replica], truncated) == (t % 4 == 3, t % 4 == 3)
             assert not terminated
 
 

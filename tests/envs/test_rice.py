@@ -87,10 +87,10 @@ def test_golden_trajectories(name, bits):
     assert state.capital.dtype == {64: np.float64, 32: np.float32}[bits]
     assert reward["region"].dtype == np.float32
     returns = state.reward.astype(np.float64).sum(axis=0)
-    found = (returns.sum(), returns[0], returns[20], state.temperature[-1, 0], state.carbon[-1, 0],
+    numbers = (returns.sum(), returns[0], returns[20], state.temperature[-1, 0], state.carbon[-1, 0],
              state.output[-1].sum())  # fmt: skip
     rtol = 1e-6 if bits == 64 else 1e-5
-    np.testing.assert_allclose(found, (total, first, other, warm, carbon, output), rtol=rtol)
+    np.testing.assert_allclose(numbers, (total, first, other, warm, carbon, output), rtol=rtol)
     # rewards are returned in 32 bits
     np.testing.assert_allclose(reward["region"], state.reward, rtol=1e-7)
     # the rounding noise of the authors' class is 1.6e-5
@@ -106,7 +106,7 @@ def test_golden_trajectories(name, bits):
 
 
 def check_first_step_of_b(state):
-    found = (*state.temperature, state.carbon[0], state.capital[0], state.capital[20], state.balance[0],
+    numbers = (*state.temperature, state.carbon[0], state.capital[0], state.capital[20], state.balance[0],
              state.reward[0], state.reward[20], state.reward.sum())  # fmt: skip
     expected = (
         0.988661088,
@@ -119,7 +119,7 @@ def check_first_step_of_b(state):
         0.63851261,
         3.9234223,
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(numbers, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_treaty_changes_the_mask_only():
     heads[0, 2, at + 2 * 0] = 8
     heads[0, 1, at + 2 * 1] = 9  # a proposal to itself
     heads[1, 1, decide + 0] = heads[1, 0, decide + 1] = heads[1, 1, decide + 1] = 1
-    proposed, evaluated, acted, again = run(heads, negotiation=True)
+    proposed, evaluated, acted, second_proposal = run(heads, negotiation=True)
     state = evaluated[1]
     np.testing.assert_allclose(state.treaty.floor, [0.4, 0.6, 0], rtol=1e-6)
     np.testing.assert_array_equal(state.treaty.decisions, [[0, 1, 0], [1, 0, 0], [0, 0, 0]])
@@ -180,7 +180,7 @@ def test_treaty_changes_the_mask_only():
         (proposed, [0, 0, 0]),
         (evaluated, [4, 6, 0]),
         (acted, [4, 6, 0]),
-        (again, [4, 6, 0]),
+        (second_proposal, [4, 6, 0]),
     ):
         mask = np.ones((n, sum(small(negotiation=True)[0].nvec)))
         for i, level in enumerate(lowest):
@@ -189,9 +189,9 @@ def test_treaty_changes_the_mask_only():
     assert (acted[1].mitigation == 0).all()  # illegal levels are used unchanged
     assert (acted[2]["region"] > 0).all()
     # utility is kept, but not rewarded again
-    np.testing.assert_array_equal(again[1].utility, acted[1].utility)
-    assert not again[2]["region"].any()
-    columns = np.asarray(again[0]["region"]["features"])[:, -18:]
+    np.testing.assert_array_equal(second_proposal[1].utility, acted[1].utility)
+    assert not second_proposal[2]["region"].any()
+    columns = np.asarray(second_proposal[0]["region"]["features"])[:, -18:]
     # regions that accepted proposals of region 1
     np.testing.assert_allclose(columns[1, 15:], [1, 0, 0])
 
@@ -254,24 +254,24 @@ def test_damages_and_discounts_may_be_vmapped():
 
 def test_custom_calibration(tmp_path):
     content = yaml.safe_load(PUBLISHED.read_text(encoding="utf8"))
-    own = {
+    calibration = {
         "world": {"a_2": "5e-3"},
         "columns": content["columns"],
         "regions": content["regions"][3:5],
     }
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(own))
+    file.write_text(yaml.safe_dump(calibration))
     env, params = wdjax.make("rice", **read_calibration(file), negotiation=True)
     assert env.groups == {"region": 2}
     np.testing.assert_array_equal(params.K_0, np.float32(published()["K_0"][3:5]))
     assert (params.a_2, params.rho) == (np.float32(0.005), np.float32(0.015))
     assert params.episode_length == 60
-    again = wdjax.make("rice", **published())[1]
-    jax.tree.map(np.testing.assert_array_equal, again, wdjax.make("rice")[1])
+    published_params = wdjax.make("rice", **published())[1]
+    jax.tree.map(np.testing.assert_array_equal, published_params, wdjax.make("rice")[1])
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ("world: {a_2: 1}", "is missing: 'columns'"),
         ("[", "mine.yaml: invalid YAML"),
@@ -282,18 +282,18 @@ def test_custom_calibration(tmp_path):
         ("{columns: [K_0], regions: [[much]]}", "could not convert"),
     ],
 )
-def test_invalid_calibration_files_raise(content, words, tmp_path):
+def test_invalid_calibration_files_raise(content, message, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(content)
     with pytest.raises(ValueError, match=r"mine\.yaml") as refused:
         read_calibration(file)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
     with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
         read_calibration(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ({"num_regions": 1}, "num_regions = 1: must be at least 2"),
         ({"num_regions": 28}, "published calibration has 27 regions"),
@@ -313,10 +313,10 @@ def test_invalid_calibration_files_raise(content, words, tmp_path):
     ],
     ids=str,
 )
-def test_invalid_arguments_raise(arguments, words):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises((ValueError, TypeError)) as refused:
         wdjax.make("rice", **arguments)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 # --- pictures ---

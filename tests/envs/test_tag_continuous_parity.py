@@ -163,8 +163,8 @@ def test_resets_agree_with_the_reference(name):
         start = reference.State(
             **{field.name: getattr(state, field.name)[i] for field in dataclasses.fields(State)}
         )
-        seen = np.concatenate([obs["tagger"][i], obs["runner"][i]])
-        np.testing.assert_allclose(seen, reference.observe(rules, start), rtol=1e-6, atol=1e-6)
+        rows = np.concatenate([obs["tagger"][i], obs["runner"][i]])
+        np.testing.assert_allclose(rows, reference.observe(rules, start), rtol=1e-6, atol=1e-6)
     assert (state.time == 0).all()
     assert state.active.all()
     assert (state.speed == 0).all()
@@ -193,12 +193,12 @@ def test_starts_are_uniform_or_as_given():
     )
     np.testing.assert_allclose(share, 0.25, atol=0.05)
 
-    given = {"starting_location_x": [1, 2, 3, 4], "starting_location_y": [4, 3, 2, 0]}
-    given["starting_directions"] = [0, 1, 2, 3]
-    env, params = wdjax.make("tag_continuous", num_taggers=2, num_runners=2, **given)
+    arguments = {"starting_location_x": [1, 2, 3, 4], "starting_location_y": [4, 3, 2, 0]}
+    arguments["starting_directions"] = [0, 1, 2, 3]
+    env, params = wdjax.make("tag_continuous", num_taggers=2, num_runners=2, **arguments)
     _, state = jax.jit(env.reset)(jax.random.key(0), params)
-    for name, field in zip(given, ("x", "y", "direction"), strict=True):
-        np.testing.assert_array_equal(getattr(state, field), np.array(given[name], np.float32))
+    for name, field in zip(arguments, ("x", "y", "direction"), strict=True):
+        np.testing.assert_array_equal(getattr(state, field), np.array(arguments[name], np.float32))
 
 
 def batched_reset(env):

@@ -80,10 +80,10 @@ def joined(groups):
 def test_golden_steps_of_tag_continuous(name):
     history = play(use_full_observation=True)
     if name in ("reward", "terminated"):
-        seen = [step[2 if name == "reward" else 3] for step in history]
+        values = [step[2 if name == "reward" else 3] for step in history]
     else:
-        seen = [getattr(state, name) for _, state, _, _ in history]
-    np.testing.assert_allclose(np.array(seen), EXPECTED[name], rtol=1e-6, atol=2e-7)
+        values = [getattr(state, name) for _, state, _, _ in history]
+    np.testing.assert_allclose(np.array(values), EXPECTED[name], rtol=1e-6, atol=2e-7)
 
 
 def test_golden_full_observations():
@@ -178,7 +178,7 @@ def test_golden_steps_of_tag_gridworld():
         ([4, 2, 0], [0, 1, 0], [1, 0, 0], [-0.01, -0.01, 0.01], False),
         ([4, 0, 1], [0, 1, 1], [0, 0, 0], [10, 10, -2], True),  # a tag
     ]
-    step, seen = jax.jit(env.step), []
+    step, observations = jax.jit(env.step), []
     for actions, x, y, rewards, over in game:
         rows = jnp.array(actions)
         action = {"tagger": rows[:2], "runner": rows[2:]}
@@ -186,9 +186,9 @@ def test_golden_steps_of_tag_gridworld():
         np.testing.assert_array_equal([state.x, state.y], [x, y])
         np.testing.assert_allclose(joined(reward), rewards, rtol=1e-6)
         assert (joined(terminated) == over).all()
-        seen.append((joined(obs), joined(nearest.observe(state, params))))
+        observations.append((joined(obs), joined(nearest.observe(state, params))))
     np.testing.assert_allclose(
-        seen[0][0][0], [0.25, 0.5, 0, 0.5, 0.25, 0, 0, 0, 1, 1, 0, 0, 0.1], rtol=1e-6
+        observations[0][0][0], [0.25, 0.5, 0, 0.5, 0.25, 0, 0, 0, 1, 1, 0, 0, 0.1], rtol=1e-6
     )
     # both taggers at distance 1: the first one
-    np.testing.assert_allclose(seen[2][1][2], [0, 0, 0, 0.25, 1, 0.3], rtol=1e-6)
+    np.testing.assert_allclose(observations[2][1][2], [0, 0, 0, 0.25, 1, 0.3], rtol=1e-6)

@@ -98,10 +98,10 @@ def test_resets_agree_with_the_reference(name):
     else:
         assert (state.x == np.array([rules.grid_length // 2] * rules.num_taggers + [0])).all()
         assert (state.y == state.x).all()
-    seen = joined(jax.tree.map(lambda leaf: np.asarray(leaf[7]), obs))
+    rows = joined(jax.tree.map(lambda leaf: np.asarray(leaf[7]), obs))
     start = reference.State(state.x[7].tolist(), state.y[7].tolist(), int(state.time[7]))
-    np.testing.assert_allclose(seen, reference.observe(rules, start), rtol=ONE_ULP)
-    assert seen.dtype == np.float32
+    np.testing.assert_allclose(rows, reference.observe(rules, start), rtol=ONE_ULP)
+    assert rows.dtype == np.float32
     assert start.time == 0
 
 

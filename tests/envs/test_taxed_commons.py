@@ -128,7 +128,7 @@ def test_highest_level_0_masks_all_other_levels():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"highest_level": 4}, "highest_level = 4: must be from 0 to 3"),
         ({"start": 61}, "start = 61: must be from 0 to"),
@@ -138,8 +138,8 @@ def test_highest_level_0_masks_all_other_levels():
         ({"num_harvesters": 0}, "num_harvesters = 0: must be"),
     ],
 )
-def test_invalid_arguments_raise(changes, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_arguments_raise(changes, message):
+    with pytest.raises(ValueError, match=message):
         wdjax.make("taxed_commons", **changes)
 
 
@@ -253,13 +253,13 @@ def test_best_policy_agrees_with_brute_force():
             total += game.step([own] * 2, levels[t // 4])[1]
         return total
 
-    found = {levels: welfare(levels) for levels in itertools.product(range(3), repeat=3)}
+    welfare_of = {levels: welfare(levels) for levels in itertools.product(range(3), repeat=3)}
     best = exact.best_policy(env, params)
-    assert best.welfare(params) == pytest.approx(max(found.values()))
-    assert exact.without_tax(env, params).welfare(params) == pytest.approx(found[0, 0, 0])
-    assert max(found.values()) > 1.5 * found[0, 0, 0]
+    assert best.welfare(params) == pytest.approx(max(welfare_of.values()))
+    assert exact.without_tax(env, params).welfare(params) == pytest.approx(welfare_of[0, 0, 0])
+    assert max(welfare_of.values()) > 1.5 * welfare_of[0, 0, 0]
     # no constant tax is as good
-    assert max(found.values()) > max(found[level, level, level] for level in range(3))
+    assert max(welfare_of.values()) > max(welfare_of[level, level, level] for level in range(3))
 
 
 def test_golden_welfare_of_best_and_constant_taxes():

@@ -31,9 +31,9 @@ from wdjax.train.host.progress import words_of_run
 REASON = "Come and play"
 
 
-def later(number, words):
+def later(number, description):
     return pytest.mark.xfail(
-        strict=True, raises=AssertionError, reason=f"{REASON}: {words} ({number})"
+        strict=True, raises=AssertionError, reason=f"{REASON}: {description} ({number})"
     )
 
 
@@ -81,7 +81,7 @@ class Recorder:
         self.polygon_boxes, self.number_boxes = [], []
 
     def polygons(self, points, color, opacity, stroke, edge):
-        self.polygon_boxes += [(*own.min(axis=0), *own.max(axis=0)) for own in points]
+        self.polygon_boxes += [(*polygon.min(axis=0), *polygon.max(axis=0)) for polygon in points]
 
     def lines(self, *arguments):
         pass

@@ -99,12 +99,12 @@ def kill(process: subprocess.Popen, folder: Path, draw: random.Random) -> str:
     until = begun + draw.uniform(0, 6)
     chunks, delay = draw.randint(1, 6), draw.uniform(0, 0.02)
     # without what earlier kills left behind
-    seen, wanted = set(temporary(folder)), draw.randint(1, 4)
+    known, remaining = set(temporary(folder)), draw.randint(1, 4)
     while process.poll() is None:
         if moment == "while saving":
-            seen |= set(new := set(temporary(folder)) - seen)
-            wanted -= len(new)
-            due = wanted <= 0
+            known |= set(new := set(temporary(folder)) - known)
+            remaining -= len(new)
+            due = remaining <= 0
         else:
             due = (
                 time.monotonic() >= until
@@ -124,13 +124,13 @@ def kill(process: subprocess.Popen, folder: Path, draw: random.Random) -> str:
 
 def temporary(folder: Path) -> list[tuple[str, int]]:
     """Return the incomplete checkpoints, each with its inode, since names are reused."""
-    found = []
+    checkpoints = []
     for path in [*folder.glob("checkpoints/*tmp*"), *folder.glob("best/*tmp*")]:
         try:
-            found.append((path.name, path.stat().st_ino))
+            checkpoints.append((path.name, path.stat().st_ino))
         except FileNotFoundError:
             continue  # it has been completed
-    return found
+    return checkpoints
 
 
 def count_lines(folder: Path) -> int:
@@ -148,13 +148,13 @@ def result(folder: Path) -> dict[str, bytes]:
 
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
-    found = {f"metrics line {i}": json.dumps(row).encode() for i, row in enumerate(rows)}
+    contents = {f"metrics line {i}": json.dumps(row).encode() for i, row in enumerate(rows)}
     for best in (False, True) if (folder / "best").exists() else (False,):
         for path, leaf in jax.tree_util.tree_leaves_with_path(load_run(folder, best)[1]):
             is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-            found[f"{'best' if best else 'state'}{jax.tree_util.keystr(path)}"] = array.tobytes()
-    return found
+            contents[f"{'best' if best else 'state'}{jax.tree_util.keystr(path)}"] = array.tobytes()
+    return contents
 
 
 def compare(

@@ -195,5 +195,7 @@ def deviation_along(action, live, axis):
     Positions without valid entries are excluded.
     """
     moved, flags = np.moveaxis(action, axis, -1), np.moveaxis(live, axis, -1)
-    found = [np.std(moved[i][flags[i]]) for i in np.ndindex(flags.shape[:-1]) if flags[i].any()]
-    return np.mean(found)
+    deviations = [
+        np.std(moved[i][flags[i]]) for i in np.ndindex(flags.shape[:-1]) if flags[i].any()
+    ]
+    return np.mean(deviations)

@@ -100,8 +100,8 @@ def test_shuffle_of_a_block_does_not_depend_on_other_blocks():
 def test_keys_of_a_block_are_folded_from_the_key():
     keys = jax.random.key_data(step_keys(KEY, 5, 3, 4))
     for block in range(4):
-        own = jax.random.split(jax.random.fold_in(KEY, block), (5, 3))
-        np.testing.assert_array_equal(keys[:, :, block], jax.random.key_data(own))
+        block_keys = jax.random.split(jax.random.fold_in(KEY, block), (5, 3))
+        np.testing.assert_array_equal(keys[:, :, block], jax.random.key_data(block_keys))
 
 
 def test_step_keys_are_distinct():

@@ -18,9 +18,9 @@ def count_collectives(policy):
     kinds = (
         "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
     )
-    found = re.findall(rf" (?:{kinds})(?:-start)?\(.*", program.as_text())
-    in_loops = sum("/while/body/" in line for line in found)
-    return len(found) - in_loops, in_loops
+    collectives = re.findall(rf" (?:{kinds})(?:-start)?\(.*", program.as_text())
+    in_loops = sum("/while/body/" in line for line in collectives)
+    return len(collectives) - in_loops, in_loops
 
 
 @pytest.mark.slow

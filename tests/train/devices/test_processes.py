@@ -90,7 +90,7 @@ def by_slurm(port, i):
 
 
 @contextlib.contextmanager
-def two_processes(folder, how, *arguments):
+def two_processes(folder, settings, *arguments):
     """Start two processes and yield them. Their output is in `said`. Kill them at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -98,7 +98,7 @@ def two_processes(folder, how, *arguments):
     started = []
     try:
         for i in range(2):
-            flags, variables = how(port, i)
+            flags, variables = settings(port, i)
             command = [
                 sys.executable,
                 "-c",
@@ -189,39 +189,39 @@ def run_of_two(tmp_path_factory):
     with two_processes(folder, by_flags, "--total-env-steps", "1000000") as started:
         wait_for_lines(started, folder, 3)
         started[1].terminate()
-        seen = {
+        observed = {
             "stopped": ends(started, folder),
             "words": said(folder, 0),
             "others": said(folder, 1),
         }
     done = int(load_run(folder)[1].num_updates)
-    seen["lines"] = len(read_metrics(folder / "metrics.jsonl"))
+    observed["lines"] = len(read_metrics(folder / "metrics.jsonl"))
     steps = str((done + 3) * ENV_STEPS)
     with two_processes(folder, by_slurm, "--resume", "--total-env-steps", steps) as started:
-        seen["went_on"] = ends(started, folder)
-    return folder, done + 3, seen
+        observed["went_on"] = ends(started, folder)
+    return folder, done + 3, observed
 
 
 @pytest.mark.slow
 def test_stop_signal_to_one_process_stops_and_saves_all(run_of_two):
-    _, updates, seen = run_of_two
-    assert seen["stopped"] == [130, 130]
-    assert re.search(r"cartpole on 2 x .* Stopped and saved after .* --resume", seen["words"])
-    assert "saved" not in seen["others"]
-    assert seen["lines"] == updates - 3
+    _, updates, observed = run_of_two
+    assert observed["stopped"] == [130, 130]
+    assert re.search(r"cartpole on 2 x .* Stopped and saved after .* --resume", observed["words"])
+    assert "saved" not in observed["others"]
+    assert observed["lines"] == updates - 3
 
 
 @pytest.mark.slow
 def test_two_processes_agree_bit_for_bit_with_one_process_and_two_devices(run_of_two, tmp_path):
     """A sum of two numbers does not depend on their order, unlike larger sums."""
-    folder, updates, seen = run_of_two
-    assert seen["went_on"] == [0, 0]
+    folder, updates, observed = run_of_two
+    assert observed["went_on"] == [0, 0]
     alone = trained_on(folder, tmp_path / "alone", 2, updates)
     for a, b in zip(learned(folder), learned(alone), strict=True):
         np.testing.assert_array_equal(a, b)
-    for own, other in zip(logged(folder), logged(alone), strict=True):
+    for row, other in zip(logged(folder), logged(alone), strict=True):
         assert {
-            name: (value, other[name]) for name, value in own.items() if value != other[name]
+            name: (value, other[name]) for name, value in row.items() if value != other[name]
         } == {}
     assert {path.name for path in folder.iterdir()} == {path.name for path in alone.iterdir()}
 
@@ -340,9 +340,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), REFUSED)
-def test_invalid_settings_raise(joined, arguments, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_invalid_settings_raise(joined, arguments, message):
+    with pytest.raises(ValueError, match=message):
         connect(*arguments)
     assert joined == []
 
@@ -464,17 +464,17 @@ def test_rejecting_process_raises_its_error_and_others_report_a_failure(monkeypa
     with pytest.raises(ValueError, match="seed = 5"):
         on_all(fail)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    for words in (
+    for message in (
         "another process failed",
         "UNKNOWN: Gloo AllGather failed: Connection closed by peer",
     ):
         with leaving():
-            raise OthersRefusedError(words) if "another" in words else RuntimeError(words)
-    said = capsys.readouterr().err
+            raise OthersRefusedError(message) if "another" in message else RuntimeError(message)
+    errors = capsys.readouterr().err
     assert exits == [1, 1]
-    assert "Traceback" not in said
-    assert "wdjax: another process failed" in said
-    assert "process 0 of 2 stops: another process of the run died" in said
+    assert "Traceback" not in errors
+    assert "wdjax: another process failed" in errors
+    assert "process 0 of 2 stops: another process of the run died" in errors
 
 
 def test_failed_process_does_not_close_checkpoints_with_others(monkeypatch, tmp_path):

@@ -161,7 +161,7 @@ def test_foreign_metrics_csv_is_not_overwritten(text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("callbacks", "message"),
     [
         (["tensorbord"], "did you mean 'tensorboard'"),
         (["tests.nowhere:f"], "No module named"),
@@ -173,8 +173,8 @@ def test_foreign_metrics_csv_is_not_overwritten(text, tmp_path, capsys):
         (["csv", "csv"], "callbacks = ['csv', 'csv']: must be unique"),
     ],
 )
-def test_invalid_callbacks_raise(given, words):
-    assert words in refusal(make_callbacks, given)
+def test_invalid_callbacks_raise(callbacks, message):
+    assert message in refusal(make_callbacks, callbacks)
 
 
 def test_errors_of_callbacks_name_the_callback():
@@ -195,12 +195,12 @@ def test_logger_without_its_library_raises(monkeypatch):
 def test_csv_contains_the_rows_and_drops_repeated_ones(tmp_path):
     [logger] = make_callbacks(["csv"])
     log(logger, tmp_path / "run", ROWS)
-    again = [{**ROWS[1], "a/loss": 7.0}]  # killed after row 1 and resumed
-    log(logger, tmp_path / "run", again)
+    repeated = [{**ROWS[1], "a/loss": 7.0}]  # killed after row 1 and resumed
+    log(logger, tmp_path / "run", repeated)
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         lines = list(csv.DictReader(file))
-    found = [(line["updates"], line["a/return"], line["a/loss"]) for line in lines]
-    assert found == [("1", "", "0.5"), ("2", "3.5", "7.0")]
+    cells = [(line["updates"], line["a/return"], line["a/loss"]) for line in lines]
+    assert cells == [("1", "", "0.5"), ("2", "3.5", "7.0")]
 
 
 def read_events(folder):
@@ -208,13 +208,13 @@ def read_events(folder):
     from tensorboardX.proto import event_pb2
 
     [file] = (folder / "tensorboard").iterdir()
-    data, found, at = file.read_bytes(), [], 0
+    data, scalars, at = file.read_bytes(), [], 0
     while at < len(data):  # records: length, its checksum, an event, its checksum
         (size,) = struct.unpack_from("<Q", data, at)
         event = event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
-        found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+        scalars += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
         at += size + 16
-    return found
+    return scalars
 
 
 def test_tensorboard_tags_are_unique(tmp_path):
@@ -230,9 +230,9 @@ def test_tensorboard_contains_the_rows(tmp_path):
     pytest.importorskip("tensorboardX")
     [logger] = make_callbacks(["tensorboard"])
     log(logger, tmp_path / "run", ROWS)
-    found = read_events(tmp_path / "run")
+    scalars = read_events(tmp_path / "run")
     expected = [(k, row["env_steps"], v) for row in ROWS for k, v in row.items() if v is not None]
-    assert sorted(found) == sorted(expected)
+    assert sorted(scalars) == sorted(expected)
 
 
 def leveldb_log(data):
@@ -267,7 +267,7 @@ def test_wandb_offline_contains_the_rows(tmp_path, monkeypatch):
     # the process of wandb may write the last records after it was ended
     deadline = time.monotonic() + 60
     while True:
-        found, ids = [], set()
+        rows, ids = [], set()
         for record in map(Record.FromString, leveldb_log(file.read_bytes())):
             ids |= {record.run.run_id, record.run.project} if record.HasField("run") else set()
             if record.HasField("history"):
@@ -275,11 +275,11 @@ def test_wandb_offline_contains_the_rows(tmp_path, monkeypatch):
                     item.key or item.nested_key[0]: json.loads(item.value_json)
                     for item in record.history.item
                 }
-                found.append({k: v for k, v in items.items() if not k.startswith("_")})
-        if len(found) >= len(ROWS) or time.monotonic() > deadline:
+                rows.append({k: v for k, v in items.items() if not k.startswith("_")})
+        if len(rows) >= len(ROWS) or time.monotonic() > deadline:
             break
         time.sleep(0.5)
-    assert found == [{k: v for k, v in row.items() if v is not None} for row in ROWS]
+    assert rows == [{k: v for k, v in row.items() if v is not None} for row in ROWS]
     assert "wdjax" in ids
 
 
@@ -321,8 +321,8 @@ def test_goal_ends_a_run(tmp_path):
     trainer = Trainer(config, tmp_path, quiet=True)
     assert int(trainer.train().num_updates) == 3  # evaluated after the second
     assert trainer.ended_by == "stop_at episode_length 1, eval/agent/episode_return 1"
-    again = Trainer(config, tmp_path, resume=True, quiet=True)
-    assert int(again.train().num_updates) == 3
+    resumed = Trainer(config, tmp_path, resume=True, quiet=True)
+    assert int(resumed.train().num_updates) == 3
     higher = dataclasses.replace(config, stop_at={"episode_length": 1_000})
     assert int(Trainer(higher, tmp_path, resume=True, quiet=True).train().num_updates) == 6
 

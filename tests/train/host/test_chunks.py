@@ -122,8 +122,8 @@ def test_measured_chunk_size_is_kept_when_resuming(tmp_path, monkeypatch):
     changes = {"updates_per_chunk": 0, "total_env_steps": 23 * 128, "checkpoint_every": 1}
     whole, part = tmp_path / "whole", tmp_path / "part"
     Trainer(small_config(**changes), whole, quiet=True).train()
-    found = load_run_config(whole).updates_per_chunk
-    assert found == 2  # 23 / 20, rounded up
+    measured = load_run_config(whole).updates_per_chunk
+    assert measured == 2  # 23 / 20, rounded up
     # as if updates of the other run were faster
     monkeypatch.setattr(chunks, "LINES", 5)
     half = Trainer(small_config(**changes | {"total_env_steps": 8 * 128}), part, quiet=True)
@@ -166,13 +166,13 @@ def test_checkpoints_and_evaluations_happen_at_their_updates(tmp_path):
 
 
 def test_callbacks_receive_the_state_of_their_row(tmp_path):
-    seen = []
+    updates = []
 
     def callback(trainer, row):
-        return seen.append((row["updates"], int(trainer.state.num_updates)))
+        return updates.append((row["updates"], int(trainer.state.num_updates)))
 
     Trainer(small_config(best_metric="none"), tmp_path, callbacks=[callback], quiet=True).train()
-    assert seen == [(i, i) for i in range(1, 7)]
+    assert updates == [(i, i) for i in range(1, 7)]
 
 
 def test_device_continues_while_the_host_writes(tmp_path, monkeypatch):
@@ -221,9 +221,9 @@ def test_last_line_reports_speed_and_waiting_times(tmp_path, capsys):
     start = time.perf_counter()
     Trainer(small_config(), tmp_path).train()
     seconds = time.perf_counter() - start
-    words = " ".join(capsys.readouterr().out.split())
-    parts = words[words.rindex("768 env steps in ") :].split()
+    output = " ".join(capsys.readouterr().out.split())
+    parts = output[output.rindex("768 env steps in ") :].split()
     assert 0 < float(parts[4]) <= round(seconds, 1)
-    assert "/s while training): " in words
+    assert "/s while training): " in output
     for what in ("setup", "compiling", "evaluation and checkpoints"):
-        assert re.search(rf"\b{what} \d+\.\d s\b", words)
+        assert re.search(rf"\b{what} \d+\.\d s\b", output)

@@ -60,7 +60,7 @@ def test_progress_updates_a_single_output(notebook):
             in changed[0]["text/html"]
         )
         advance(10, "return 4")
-    assert [own["text/plain"] for own in changed[1:]] == ["return 4"] * 2
+    assert [bundle["text/plain"] for bundle in changed[1:]] == ["return 4"] * 2
     assert len(shown) == 1
 
 
@@ -74,7 +74,7 @@ def test_progress_is_throttled_and_shows_the_last_state(notebook, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 1e9)
     with pytest.raises(KeyError), contextlib.ExitStack() as stack:
         stop_after_two(stack.enter_context(progress.progress_bar(Console(), 3, 0)))
-    assert [own["text/plain"][:3] for own in notebook[1]] == ["two"]
+    assert [bundle["text/plain"][:3] for bundle in notebook[1]] == ["two"]
 
 
 def test_quiet_runs_and_terminals_display_nothing(notebook, monkeypatch):
@@ -117,10 +117,10 @@ def test_progress_in_logs_is_drawn_rarely(monkeypatch, where):
 
 def test_live_curves_are_thinned():
     rows = [{"updates": i} for i in range(9_001)]
-    kept = [row["updates"] for row in thinned(rows)]
-    assert len(kept) <= 2_000
-    assert (kept[0], kept[-1]) == (0, 9_000)
-    assert set(np.diff(kept)) == {8}
+    updates = [row["updates"] for row in thinned(rows)]
+    assert len(updates) <= 2_000
+    assert (updates[0], updates[-1]) == (0, 9_000)
+    assert set(np.diff(updates)) == {8}
     assert thinned(rows[:3]) == rows[:3]
     assert len(thinned(rows[:2_001])) == 1_001
 
@@ -158,8 +158,8 @@ def test_env_steps_are_abbreviated():
 
 def test_html_tables_shorten_and_escape_cells():
     table = html_table([["<a>", None], [{"b": 0.1234567}, np.arange(9)]], ["x & y"], "<t>")
-    words = re.findall(r">([^<>]+)</(?:t[dh]|b)>", table)
-    assert words == ["&lt;t&gt;", "x &amp; y", "&lt;a&gt;", "b: 0.123457", "int64[9]"]
+    cell_texts = re.findall(r">([^<>]+)</(?:t[dh]|b)>", table)
+    assert cell_texts == ["&lt;t&gt;", "x &amp; y", "&lt;a&gt;", "b: 0.123457", "int64[9]"]
     assert brief("x" * 300) == "x" * 200 + " ..."
     assert brief(np.float32(0.5)) == "0.5"
     assert brief(jax.numpy.arange(3)) == "[0, 1, 2]"
@@ -214,7 +214,7 @@ def test_training_in_a_real_notebook(tmp_path):
         notebook, timeout=500, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
-    first, again, twice, config = (cell.outputs for cell in notebook.cells)
+    first, second_training, twice, config = (cell.outputs for cell in notebook.cells)
     html = [out.data.get("text/html", "") for out in first if "data" in out]
     assert sum("<progress" in text for text in html) == 1
     assert "ipywidgets" not in str(notebook)
@@ -222,6 +222,8 @@ def test_training_in_a_real_notebook(tmp_path):
     assert 'value="4" max="4"' in bar
     assert "<svg" in bar
     assert "512 of 512 env steps" in html[-1]
-    assert "nothing to do. To train longer, raise total_env_steps" in " ".join(str(again).split())
+    assert "nothing to do. To train longer, raise total_env_steps" in " ".join(
+        str(second_training).split()
+    )
     assert "already contains a run. Resume it (--resume, in Python resume=True)" in twice[-1].evalue
     assert "total_env_steps" in config[-1].data["text/html"]

@@ -39,10 +39,10 @@ def test_state_initialized_during_compilation_fits_the_program(backend, monkeypa
         state, program, seconds = compile_and_init(learner, like, 5, 2, lambda: meanwhile.append(1))
     assert len(meanwhile) == (backend == "gpu")
     first = learner.init(jax.random.key(5))
-    for own, other in zip(
+    for leaf, other in zip(
         jax.tree.leaves(state.policies), jax.tree.leaves(first.policies), strict=True
     ):
-        np.testing.assert_array_equal(own, other)
+        np.testing.assert_array_equal(leaf, other)
     assert seconds > 0
     assert int(program(state, np.int32(2))[0].num_updates) == 2
 

@@ -117,10 +117,10 @@ def test_signal_saves_and_the_run_resumes(whole_run, no_pictures, tmp_path, numb
     trainer.train()
     assert trainer.stopped
     assert signal.getsignal(number) is before
-    words = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     # the device was already one chunk ahead
-    assert "Stopped and saved after 512 of 768 env steps" in words
-    assert "--resume" in words
+    assert "Stopped and saved after 512 of 768 env steps" in output
+    assert "--resume" in output
     assert int(load_run(tmp_path / "run")[1].num_updates) == 4
     resumed = Trainer(small_config(), tmp_path / "run", resume=True, quiet=True)
     resumed.train()
@@ -151,14 +151,14 @@ def test_evaluate_every_counts_chunks(whole_run, no_pictures, tmp_path):
     for row in evaluated.values():
         assert row["eval/agent/episode_return"] == row["eval/episode_length"]
         assert row["eval/agent/episode_return_standard_error"] > 0
-    kept = [
+    training_rows = [
         [
             {k: v for k, v in row.items() if k not in TIMING and not k.startswith("eval/")}
             for row in run
         ]
         for run in (rows, whole_run[2])
     ]
-    assert kept[0] == kept[1]
+    assert training_rows[0] == training_rows[1]
     for a, b in zip(*(numbers(load_run(run)[1]) for run in (whole_run[0], folder)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert not (folder / "best").exists()

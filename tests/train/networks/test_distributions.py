@@ -291,8 +291,8 @@ def test_squashed_density_and_score_are_exact_for_saturated_actions(box, mean):
         score, np.stack([z / np.exp(-0.5), z**2 - 1], axis=1), rtol=1e-4, atol=1e-4
     )
     np.testing.assert_allclose(score.mean(axis=0), [0, 0], atol=0.15)
-    given = distribution.to_space(drawn)
-    assert np.all((given >= box.low) & (given <= box.high))
+    actions = distribution.to_space(drawn)
+    assert np.all((actions >= box.low) & (actions <= box.high))
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ def drawn(seed=0):
 
 
 def test_split_observation_of_tag():
-    others, present, own = split_observation(jnp.asarray(tag_observation(*drawn())))
+    others, present, own_features = split_observation(jnp.asarray(tag_observation(*drawn())))
     np.testing.assert_allclose(others[:, :6], drawn()[0], rtol=1e-6)
     np.testing.assert_array_equal(present, [True, True, False, True, True])
-    np.testing.assert_array_equal(own, [0.25])
+    np.testing.assert_array_equal(own_features, [0.25])
 
 
 def test_padding_of_tag_is_absent():
@@ -88,10 +88,10 @@ def test_own_motion_of_tag_is_separate_from_others():
     options = {"observe_own_motion": True, "egocentric": True}
     env, params = wdjax.make("tag_continuous", num_taggers=1, num_runners=2, **options)
     assert env.observation_space(params)["runner"].shape == (2, 7 * 2 + 6)
-    others, present, own = env.split_observation(jnp.arange(7 * 2 + 6))
+    others, present, own_features = env.split_observation(jnp.arange(7 * 2 + 6))
     np.testing.assert_array_equal(others, np.arange(14).reshape(7, 2).T)
     np.testing.assert_array_equal(present, [True, True])
-    np.testing.assert_array_equal(own, [14, 15, 16, 17, 18, 19])
+    np.testing.assert_array_equal(own_features, [14, 15, 16, 17, 18, 19])
 
 
 @pytest.fixture(scope="module", params=SETS)
@@ -132,12 +132,12 @@ def test_absent_neighbors_have_no_influence(encoder):
 
 
 def test_features_of_absent_neighbors_are_zeros():
-    others, present, own = SetParts(SPACE, split_observation)(
+    others, present, own_features = SetParts(SPACE, split_observation)(
         jnp.asarray(tag_observation(*drawn()))
     )
     np.testing.assert_array_equal(others[2], 0)
     np.testing.assert_allclose(others[1, :6], drawn()[0][1], rtol=1e-6)
-    assert (others.shape, present.shape, own.shape) == ((5, 7), (5,), (1,))
+    assert (others.shape, present.shape, own_features.shape) == ((5, 7), (5,), (1,))
 
 
 def test_features_without_neighbors_are_zeros_and_own_features(encoder):
@@ -173,15 +173,15 @@ def test_attention_against_numpy():
     module = Attention(SPACE, width=4, num_heads=2, split=split_observation, rngs=nnx.Rngs(3))
     others, present, time = drawn()
     here = present == 1
-    own = np.array([time])
+    own_features = np.array([time])
 
     def linear(layer, rows):
         return rows @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
 
-    seen = np.concatenate([others[here], np.ones((4, 1))], axis=1)
-    features = np.maximum(linear(module.phi.layer_0, seen), 0)
+    inputs = np.concatenate([others[here], np.ones((4, 1))], axis=1)
+    features = np.maximum(linear(module.phi.layer_0, inputs), 0)
     query, key, value = (
-        linear(module.query, own),
+        linear(module.query, own_features),
         linear(module.key, features),
         linear(module.value, features),
     )
@@ -190,7 +190,7 @@ def test_attention_against_numpy():
         score = key[:, head] @ query[head] / np.sqrt(2)
         weight = np.exp(score) / np.exp(score).sum()
         heads.append(weight @ value[:, head])
-    expected = np.concatenate([*heads, own])
+    expected = np.concatenate([*heads, own_features])
     np.testing.assert_allclose(
         module(jnp.asarray(tag_observation(others, present, time))), expected, rtol=1e-4
     )
@@ -228,9 +228,9 @@ def test_custom_encoders_are_found_by_name_and_path(names):
     assert encoder_class("doubled") is Doubled
     assert encoder_class(f"{__name__}:Doubled") is Doubled
     # as if a notebook cell runs twice
-    again = type("Doubled", (Doubled,), {"__qualname__": "Doubled"})
-    register_encoder("doubled", again)
-    assert encoder_class("doubled") is again
+    redefined = type("Doubled", (Doubled,), {"__qualname__": "Doubled"})
+    register_encoder("doubled", redefined)
+    assert encoder_class("doubled") is redefined
     with pytest.raises(
         ValueError, match=r"name = 'flat': must be a name that is not used by another encoder"
     ):
@@ -263,7 +263,7 @@ def test_custom_encoder_acts_and_learns(names):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "options", "words"),
+    ("encoder", "options", "message"),
     [
         ("flatt", {}, r"net\.encoder = 'flatt': did you mean 'flat'\?"),
         ("nowhere:Class", {}, r"net\.encoder 'nowhere:Class': No module named 'nowhere'"),
@@ -287,8 +287,8 @@ def test_custom_encoder_acts_and_learns(names):
         ("flat", {"observation_space": 8}, r"'observation_space': known names: none"),
     ],
 )
-def test_unknown_encoders_and_options_raise(encoder, options, words):
-    with pytest.raises((ValueError, TypeError), match=words):
+def test_unknown_encoders_and_options_raise(encoder, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         check_options("net", NetworkConfig(encoder=encoder, encoder_options=options))
 
 
@@ -319,7 +319,7 @@ def broken(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         (
             "no width",
@@ -336,9 +336,9 @@ def broken(name):
         ),
     ],
 )
-def test_broken_encoders_raise(names, name, words):
+def test_broken_encoders_raise(names, name, message):
     register_encoder("broken", broken(name))
-    with pytest.raises(TypeError, match=r"net\.encoder 'broken'.*" + words):
+    with pytest.raises(TypeError, match=r"net\.encoder 'broken'.*" + message):
         check_encoder("net", NetworkConfig(encoder="broken"), Box(shape=(2,)))
     with pytest.raises(TypeError, match=r"policies\.agent\.network\.encoder 'broken'"):
         make_learner(
@@ -349,7 +349,7 @@ def test_broken_encoders_raise(names, name, words):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "options", "words"),
+    ("encoder", "options", "message"),
     [
         ("deep_sets", {"pool": "men"}, r"unknown pool 'men': did you mean 'mean'\?"),
         ("deep_sets", {"depth": 0}, r"depth = 0: must be at least 1"),
@@ -363,8 +363,8 @@ def test_broken_encoders_raise(names, name, words):
         ("attention", {"num_heads": 0}, r"num_heads = 0: must be at least 1"),
     ],
 )
-def test_wrong_options_of_set_encoders_raise(encoder, options, words):
-    with pytest.raises(TypeError, match=re.escape(f"net.encoder {encoder!r}") + ".*" + words):
+def test_wrong_options_of_set_encoders_raise(encoder, options, message):
+    with pytest.raises(TypeError, match=re.escape(f"net.encoder {encoder!r}") + ".*" + message):
         check_encoder("net", NetworkConfig(encoder=encoder, encoder_options=SPLIT | options), SPACE)
 
 

@@ -24,7 +24,7 @@ def test_orthogonal_agrees_with_flax(shape):
 
 def decomposed(jaxpr):
     """Return the number of axes of every decomposed matrix in a program, recursively."""
-    found = [
+    axes = [
         equation.invars[0].aval.ndim
         for equation in jaxpr.eqns
         if equation.primitive.name in ("geqrf", "geqp3", "qr")
@@ -32,8 +32,8 @@ def decomposed(jaxpr):
     for equation in jaxpr.eqns:
         for value in jax.tree.leaves(list(equation.params.values())):
             inner = getattr(value, "jaxpr", value)
-            found += decomposed(inner) if hasattr(inner, "eqns") else []
-    return found
+            axes += decomposed(inner) if hasattr(inner, "eqns") else []
+    return axes
 
 
 @pytest.mark.parametrize("encoder", ["flat", "deep_sets"])

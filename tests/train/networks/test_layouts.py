@@ -56,12 +56,13 @@ def assert_equal(one, other):
     "encoder", [pytest.param(name, marks=pytest.mark.slow) for name in ("deep_sets", "attention")]
 )
 def test_layout_of_the_environment_is_the_default_option(encoder):
-    told = learner_of(Told, encoder, width=16)
+    from_env = learner_of(Told, encoder, width=16)
     named = learner_of(Signal, encoder, width=16, split=f"{__name__}:signal_is_other")
-    first, same = (learner.init(KEY).policies["agent"].params for learner in (told, named))
+    first, same = (learner.init(KEY).policies["agent"].params for learner in (from_env, named))
     assert_equal(first, same)
     after, alike = (
-        learner.update(learner.init(KEY))[0].policies["agent"].params for learner in (told, named)
+        learner.update(learner.init(KEY))[0].policies["agent"].params
+        for learner in (from_env, named)
     )
     assert_equal(after, alike)
     kernels = [params["trunk"]["encoder"]["phi"]["layer_0"]["kernel"] for params in (first, after)]
@@ -97,11 +98,11 @@ def test_ddpg_uses_the_layout_of_the_environment():
     assert params["actor"]["trunk"]["encoder"]["phi"]["layer_0"]["kernel"].shape == (1, 4)
 
 
-def test_a_set_needs_to_know_who_is_whom():
-    words = "Signal does not define how to split observations into agents. Add a method split_observation, or name a"
+def test_set_encoders_require_a_layout():
+    message = "Signal does not define how to split observations into agents. Add a method split_observation, or name a"
     for encoder in ("deep_sets", "attention"):
         with pytest.raises(
-            ValueError, match=rf"^policies\.agent\.network\.encoder = '{encoder}': {words}"
+            ValueError, match=rf"^policies\.agent\.network\.encoder = '{encoder}': {message}"
         ):
             learner_of(Signal, encoder)
 
@@ -126,19 +127,19 @@ def taking(**split):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "told", "without"),
+    ("encoder", "receives_layout", "without"),
     [(taking(), True, None), (taking(split=None), True, {}), (taking(split=0.5), False, {})],
     ids=["required", "None", "another meaning"],
 )
 def test_custom_encoders_receive_the_layout_if_split_has_no_own_default(
-    encoder, told, without, monkeypatch
+    encoder, receives_layout, without, monkeypatch
 ):
     """A parameter `split` with another default may have another meaning."""
     monkeypatch.setattr("wdjax.train.networks.encoders.ENCODERS", {})
     register_encoder("own", encoder)
     config = dataclasses.replace(NETWORK, encoder="own")
     assert with_layout(config, time_is_other).encoder_options == (
-        {"split": time_is_other} if told else {}
+        {"split": time_is_other} if receives_layout else {}
     )
     assert with_layout(config, None) is config
     if without is None:
@@ -155,8 +156,8 @@ def test_redefined_environment_with_another_layout_uses_another_program():
         def split_observation(self, obs):
             return time_is_other(obs)
 
-    told, other = (learner_of(cls, width=1, depth=1) for cls in (Told, Other))
-    state = told.init(KEY)
+    first, other = (learner_of(cls, width=1, depth=1) for cls in (Told, Other))
+    state = first.init(KEY)
     params = jax.tree.map(jnp.zeros_like, state.policies["agent"].params)
     # the pooled feature is 1 if an agent is present
     params["trunk"]["encoder"]["phi"]["layer_0"]["bias"] = jnp.ones(1)
@@ -164,7 +165,9 @@ def test_redefined_environment_with_another_layout_uses_another_program():
     params["policy_head"]["kernel"] = jnp.array([[0.0, 20.0], [0.0, 0.0]])
     params["policy_head"]["bias"] = jnp.array([10.0, 0.0])
     state = state.replace(policies={"agent": state.policies["agent"].replace(params=params)})
-    cells = cross_play(told, state, KEY, 16, greedy=True, opponents=[Player("other", other, state)])
+    cells = cross_play(
+        first, state, KEY, 16, greedy=True, opponents=[Player("other", other, state)]
+    )
     np.testing.assert_array_equal(cells["trained",].episode_return["agent"], 1.0)
     # time is always present: the second action
     assert set(cells["other",].episode_return["agent"]) == {-1.0, 1.0}

@@ -57,8 +57,8 @@ def test_encoded_size_of_each_kind(space):
 
 
 def test_split_mask_separates_the_mask():
-    seen, mask = split_mask({"x": 1, "action_mask": 2})
-    assert seen == {"x": 1}
+    rest, mask = split_mask({"x": 1, "action_mask": 2})
+    assert rest == {"x": 1}
     assert mask == 2
     for obs in ({"x": 1}, jnp.ones(3)):
         assert split_mask(obs) == (obs, None) or split_mask(obs)[1] is None

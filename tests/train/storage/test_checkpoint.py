@@ -70,9 +70,9 @@ def test_truncated_checkpoint_is_renamed_and_the_run_ends_equal(sizes, whole_run
     assert int(load_run(run, num_updates=4)[1].num_updates) == 4
     Trainer(small_config(**KEPT), run, resume=True).train()
     output = capsys.readouterr()
-    words = " ".join(output.out.split())
-    assert "Renamed to damaged-6, resuming from 4 updates" in words
-    assert not sizes or "has 100 of" in words
+    text = " ".join(output.out.split())
+    assert "Renamed to damaged-6, resuming from 4 updates" in text
+    assert not sizes or "has 100 of" in text
     assert output.err == ""
     assert contents(run / "checkpoints" / "damaged-6") == before
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
@@ -126,22 +126,22 @@ def test_nothing_changes_without_a_readable_checkpoint(run):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("network.hidden_sizes", [4], r"hidden_sizes = \[4\]: .* saved with \[8\]"),
         ("clip", 0.3, r"clip = 0.3: .* 0.2"),
     ],
 )
 def test_checkpoint_of_another_configuration_raises_even_if_it_fits(
-    name, value, words, run, tmp_path
+    name, value, message, run, tmp_path
 ):
     config = small_config(**KEPT, **{f"policies.agent.{name}": value})
     Trainer(config, tmp_path / "other", quiet=True)
     shutil.copytree(run / "checkpoints", tmp_path / "other" / "checkpoints")
     before = contents(tmp_path / "other")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         load_run(tmp_path / "other")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         Trainer(config, tmp_path / "other", resume=True, quiet=True).train()
     assert contents(tmp_path / "other") == before
 
@@ -155,8 +155,8 @@ def test_checkpoints_without_config_yaml_are_a_run(run):
     ):
         Trainer(small_config(**KEPT), run, resume=True)
     assert not (run / "config.yaml").exists()
-    found = json.loads((run / "checkpoints" / "6" / "host" / "metadata").read_text())["config"]
-    (run / "config.yaml").write_text(json.dumps(found))  # JSON is YAML
+    stored = json.loads((run / "checkpoints" / "6" / "host" / "metadata").read_text())["config"]
+    (run / "config.yaml").write_text(json.dumps(stored))  # JSON is YAML
     Trainer(small_config(**KEPT), run, resume=True)
 
 
@@ -175,7 +175,7 @@ def files_of_at_most(size):
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         (
             15_000,
@@ -187,7 +187,7 @@ def files_of_at_most(size):
     ],
 )
 def test_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
-    more, words, whole_run, tmp_path, capfd
+    more, message, whole_run, tmp_path, capfd
 ):
     """Metrics of three more chunks need less than 15 kB, the description of the arrays 20 kB."""
     config, folder = small_config(**KEPT | {"keep_checkpoints": 1}), tmp_path / "run"
@@ -201,7 +201,7 @@ def test_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
                     files_of_at_most((folder / "metrics.jsonl").stat().st_size + more)
                 )
 
-        with pytest.raises(OSError, match=words):
+        with pytest.raises(OSError, match=message):
             Trainer(config, folder, callbacks=[fill], quiet=True).train()
     assert capfd.readouterr().err == ""
     assert int(load_run(folder)[1].num_updates) == 2
@@ -370,10 +370,10 @@ def test_best_checkpoint_of_a_lost_part_is_kept_if_better(best_run, tmp_path):
 def test_best_checkpoint_of_a_lost_part_is_replaced_if_worse(best_run, tmp_path):
     whole, best = best_run
     run = Path(shutil.copytree(whole, tmp_path / "run"))
-    kept = Path(shutil.move(run / "best" / str(best), run / "best" / "99"))
-    host = json.loads((kept / "host" / "metadata").read_text())
-    (kept / "host" / "metadata").write_text(json.dumps(host | {"best_score": 0.5}))
-    (kept / SIZES).unlink()  # otherwise it counts as damaged
+    moved = Path(shutil.move(run / "best" / str(best), run / "best" / "99"))
+    host = json.loads((moved / "host" / "metadata").read_text())
+    (moved / "host" / "metadata").write_text(json.dumps(host | {"best_score": 0.5}))
+    (moved / SIZES).unlink()  # otherwise it counts as damaged
     for name in (path.name for path in (run / "checkpoints").iterdir() if path.name != "2"):
         shutil.rmtree(run / "checkpoints" / name)
     trainer = Trainer(small_config(keep_checkpoints=9), run, resume=True, quiet=True)
@@ -388,8 +388,8 @@ def test_only_known_messages_of_threads_are_silenced(monkeypatch):
     monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [])
     silence.__wrapped__()
     closed, other = (
-        types.SimpleNamespace(exc_value=RuntimeError(words), exc_traceback=None, object=None)
-        for words in ("Event loop is closed", "something of the user's")
+        types.SimpleNamespace(exc_value=RuntimeError(text), exc_traceback=None, object=None)
+        for text in ("Event loop is closed", "something of the user's")
     )
     sys.unraisablehook(closed)
     sys.unraisablehook(other)
@@ -397,10 +397,10 @@ def test_only_known_messages_of_threads_are_silenced(monkeypatch):
     passed = [
         bool(
             logging.getLogger("asyncio").filter(
-                logging.LogRecord("asyncio", 40, "", 0, words, None, None)
+                logging.LogRecord("asyncio", 40, "", 0, text, None, None)
             )
         )
-        for words in (
+        for text in (
             "never retrieved: OCDBT database",
             "never retrieved: /6.orbax-checkpoint-tmp",
             "of the user's",

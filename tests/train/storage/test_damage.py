@@ -25,7 +25,7 @@ def no_pictures():
         yield
 
 
-def words_of(capsys):
+def printed(capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -65,7 +65,7 @@ def test_metrics_deleted_during_training_are_rewritten(replaced, whole_run, tmp_
             refused.append(refusal(Trainer, trainer.config, trainer.workdir, resume=True))
 
     Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete]).train()
-    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in words_of(
+    assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in printed(
         capsys
     )
     assert "another run is training there" in refused[0]
@@ -82,17 +82,17 @@ def test_metrics_deleted_after_the_last_line_are_rewritten(tmp_path):
 
 
 def test_run_ends_if_another_one_took_the_folder(tmp_path):
-    held = []
+    locks = []
 
     def delete(trainer, row):
         if row["updates"] == 3:
             (trainer.workdir / "metrics.jsonl").unlink()
-            held.append(hold_folder(trainer.workdir))
-            held[0].__enter__()
+            locks.append(hold_folder(trainer.workdir))
+            locks[0].__enter__()
 
     trainer = Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete], quiet=True)
     assert "another run is training there" in refusal(trainer.train)
-    held[0].__exit__(None, None, None)
+    locks[0].__exit__(None, None, None)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""  # by the other run
 
 
@@ -100,9 +100,9 @@ def test_finished_run_without_metrics_draws_no_curves(run, capsys):
     (run / "metrics.jsonl").unlink()
     (run / "curves.png").unlink()
     resumed(run)
-    words = words_of(capsys)
-    assert "bytes short: its last lines are lost" in words
-    assert f"No curves: {run}/metrics.jsonl is empty" in words
+    output = printed(capsys)
+    assert "bytes short: its last lines are lost" in output
+    assert f"No curves: {run}/metrics.jsonl is empty" in output
     assert not (run / "curves.png").exists()
     assert save_curves(run) is None
 
@@ -125,7 +125,7 @@ def test_damaged_best_checkpoint_is_renamed(whole_run, run, capsys):
             shutil.rmtree(checkpoint)
     (newest / "host" / "metadata").write_text("{")
     trainer = resumed(run)
-    assert f"Renamed to damaged-{newest.name}" in words_of(capsys)
+    assert f"Renamed to damaged-{newest.name}" in printed(capsys)
     assert sorted(path.name for path in (run / "best").iterdir()) == sorted(
         [newest.name, f"damaged-{newest.name}"]
     )
@@ -138,7 +138,7 @@ def test_damaged_best_checkpoint_is_renamed(whole_run, run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ("[1, 2]", "host/metadata is not a mapping"),
         ({"metrics_size": None}, "host/metadata contains metrics_size = None"),
@@ -149,11 +149,11 @@ def test_damaged_best_checkpoint_is_renamed(whole_run, run, capsys):
         ({"config": 5}, "host/metadata contains config = 5"),
     ],
 )
-def test_invalid_metadata_is_a_damaged_checkpoint(change, words, whole_run, run, capsys):
+def test_invalid_metadata_is_a_damaged_checkpoint(change, message, whole_run, run, capsys):
     newest = run / "checkpoints" / "6"
     edit_host(newest, change if isinstance(change, str) else host_of(newest) | change)
     resumed(run)
-    assert f"checkpoints/6 is damaged: {words}. Renamed to damaged-6, resuming from 4" in words_of(
+    assert f"checkpoints/6 is damaged: {message}. Renamed to damaged-6, resuming from 4" in printed(
         capsys
     )
     assert_same_run(whole_run, run)
@@ -173,7 +173,7 @@ def test_invalid_sizes_are_a_damaged_checkpoint(content, whole_run, run, capsys)
     ):
         load_run(run)
     resumed(run)
-    assert "Renamed to damaged-6, resuming from 4 updates" in words_of(capsys)
+    assert "Renamed to damaged-6, resuming from 4 updates" in printed(capsys)
     assert_same_run(whole_run, run)
 
 
@@ -181,16 +181,16 @@ def test_unknown_field_in_a_checkpoint_raises(run):
     newest = run / "checkpoints" / "6"
     host = host_of(newest)
     edit_host(newest, host | {"config": host["config"] | {"num_envz": 8}})
-    for words in (refusal(load_run, run), refusal(resumed, run, quiet=True)):
-        assert words.startswith(f"checkpoint {run}/checkpoints/6: unknown field num_envz")
+    for message in (refusal(load_run, run), refusal(resumed, run, quiet=True)):
+        assert message.startswith(f"checkpoint {run}/checkpoints/6: unknown field num_envz")
 
 
 def test_error_without_a_readable_checkpoint_names_the_fix(whole_run, run):
     for checkpoint in (run / "checkpoints").iterdir():
         for file in (checkpoint / "state").rglob("d/*"):
             os.truncate(file, 10)
-    words = refusal(resumed, run, quiet=True)
-    assert words.endswith(
+    message = refusal(resumed, run, quiet=True)
+    assert message.endswith(
         f"No older one is readable. Move {run}/checkpoints away and use --resume to restart."
     )
     shutil.move(run / "checkpoints", run / "away")
@@ -209,6 +209,8 @@ def test_folder_of_a_sweep_is_rejected(tmp_path):
         file.write_text("")
         before = sorted(tmp_path.rglob("*"))
         for resume in (False, True):
-            words = refusal(Trainer, small_config(**KEPT), file.parent, resume=resume)
-            assert words == f"{file.parent} contains a sweep of wdjax sweep. Use another --workdir."
+            message = refusal(Trainer, small_config(**KEPT), file.parent, resume=resume)
+            assert (
+                message == f"{file.parent} contains a sweep of wdjax sweep. Use another --workdir."
+            )
         assert sorted(tmp_path.rglob("*")) == before

@@ -57,14 +57,15 @@ def learner():
 def test_checkpoint_may_have_other_empty_fields(learner, tmp_path):
     state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
     policies = {
-        name: as_class(own, "target_params", "towers") for name, own in state.policies.items()
+        name: as_class(policy_state, "target_params", "towers")
+        for name, policy_state in state.policies.items()
     }
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
     with open_checkpoints(tmp_path / "checkpoints", None) as manager:
-        found, _ = restore(manager, 3, abstract_state(learner.setup))
-    assert jax.tree.structure(found) == jax.tree.structure(state)
-    jax.tree.map(np.testing.assert_array_equal, numbers(found), numbers(state))
+        restored, _ = restore(manager, 3, abstract_state(learner.setup))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, numbers(restored), numbers(state))
 
 
 def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
@@ -72,9 +73,9 @@ def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         policies = {"agent": state.policies["agent"].replace(params={})}
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
-    words = r"is damaged, or from another configuration or wdjax version: policies/agent/params/.* is missing"
+    message = r"is damaged, or from another configuration or wdjax version: policies/agent/params/.* is missing"
     with (
         open_checkpoints(tmp_path / "checkpoints", None) as manager,
-        pytest.raises(DamagedCheckpointError, match=words),
+        pytest.raises(DamagedCheckpointError, match=message),
     ):
         restore(manager, 3, abstract_state(learner.setup))

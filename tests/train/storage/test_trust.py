@@ -150,9 +150,9 @@ def test_error_contains_the_complete_command(tmp_path, evil, command, capsys):
         ]
     with pytest.raises(SystemExit):
         cli.call(*words)
-    said = capsys.readouterr().err
-    again = ["wdjax", *words, "--trust", "evil_too", "--trust", "evil"]
-    assert shlex.split(said.split("Full command: ")[1]) == again
+    error = capsys.readouterr().err
+    expected = ["wdjax", *words, "--trust", "evil_too", "--trust", "evil"]
+    assert shlex.split(error.split("Full command: ")[1]) == expected
 
 
 def test_resumed_run_may_use_code_named_by_the_command(tmp_path, evil):
@@ -181,9 +181,9 @@ def test_config_yaml_as_preset_requires_trust_unless_flags_name_the_code(tmp_pat
 
 @pytest.mark.slow
 def test_checkpoint_with_other_code_requires_trust(whole_run, tmp_path, evil, monkeypatch):
-    found = {"metrics_size": 0, "best_score": None, "config": plain_config(small_config())}
-    found["config"]["policies"]["agent"]["algorithm"] = "evil:A"
-    monkeypatch.setattr("wdjax.train.storage.checkpoint.read_host", lambda *_: found)
+    host_state = {"metrics_size": 0, "best_score": None, "config": plain_config(small_config())}
+    host_state["config"]["policies"]["agent"]["algorithm"] = "evil:A"
+    monkeypatch.setattr("wdjax.train.storage.checkpoint.read_host", lambda *_: host_state)
     with open_checkpoints(whole_run / "checkpoints", keep=None) as manager:
         message = refusal(restore, manager, manager.latest_step(), None, small_config())
     assert "--trust evil" in message
@@ -273,6 +273,6 @@ def test_trust_must_be_a_list_of_names(tmp_path, trust):
     "text", ["", "yes please", "own-env", "own.", "/home/own", "own:Env", "own_env.py"]
 )
 def test_trust_requires_module_names(text):
-    words = refusal(require_trusted, "it", {}, [text])
-    assert f"trust = {text!r}: must be a module name" in words
-    assert ("Try own_env" in words) == text.endswith(".py")
+    message = refusal(require_trusted, "it", {}, [text])
+    assert f"trust = {text!r}: must be a module name" in message
+    assert ("Try own_env" in message) == text.endswith(".py")
