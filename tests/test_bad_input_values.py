@@ -63,6 +63,7 @@ FILES = [
     (AGENT % "learning_rate: 1e-", "policies.agent.learning_rate = '1e-': must be a number or a list of"),
     (AGENT % "learning_rate: {0: 1e-3}", "policies.agent.learning_rate = {0: 0.001}: must be a number or a list of"),
     (AGENT % "network: {hidden_sizes: 64 64}", "policies.agent.network.hidden_sizes = '64 64': must be a list"),
+    (AGENT % "algorithm: DDPG", "policies.agent.algorithm = 'DDPG': requires a Box of floats as action space"),
     (AGENT % "agents: agent", "policies.agent.agents = 'agent': must be a list"),
     ("env: cartpole\npolicies: &p {agent: *p}", "invalid YAML: a value contains itself"),
 ]  # fmt: skip
