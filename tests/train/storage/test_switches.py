@@ -86,18 +86,18 @@ def test_run_without_stored_settings_resumes(run, current):
         assert switch_warnings(stored) == []
 
 
-def test_resuming_a_sweep_with_another_setting_raises(tmp_path, here):
-    said = []
-    with hold_sweep(tmp_path, {"mode": "grid"}, False, said.append):
+def test_resuming_a_sweep_with_another_setting_raises(tmp_path, current):
+    warnings = []
+    with hold_sweep(tmp_path, {"mode": "grid"}, False, warnings.append):
         pass
     assert yaml.safe_load((tmp_path / SWITCHES).read_text()) == switches()
-    here["NVIDIA_TF32_OVERRIDE"] = "0"
-    with hold_sweep(tmp_path, {"mode": "grid"}, True, said.append):
+    current["NVIDIA_TF32_OVERRIDE"] = "0"
+    with hold_sweep(tmp_path, {"mode": "grid"}, True, warnings.append):
         pass
     assert [warning.split(" = ")[0] for warning in warnings] == ["Warning: NVIDIA_TF32_OVERRIDE"]
     current["jax_default_prng_impl"] = "rbg"
     with pytest.raises(ValueError, match="jax_default_prng_impl = 'rbg': the sweep in"):
-        hold_sweep(tmp_path, {"mode": "grid"}, True, said.append).__enter__()
+        hold_sweep(tmp_path, {"mode": "grid"}, True, warnings.append).__enter__()
     (tmp_path / SWITCHES).unlink()  # as written by wdjax 0.2.0
-    with hold_sweep(tmp_path, {"mode": "grid"}, True, said.append):
+    with hold_sweep(tmp_path, {"mode": "grid"}, True, warnings.append):
         pass
