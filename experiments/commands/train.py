@@ -32,7 +32,7 @@ from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.host.determinism import make_deterministic
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import preset_path
-from wdjax.train.rollout.self_play import REFERENCE
+from wdjax.train.rollout.opponents import REFERENCE
 from wdjax.train.state.registry import find_algorithm, read_config, with_options
 from wdjax.train.storage.folder import CONFIG, load_run_config
 

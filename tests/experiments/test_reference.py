@@ -351,7 +351,7 @@ def test_a_policy_begins_with_a_reference_and_plays_against_it():
     state = make_learner(config).init(jax.random.key(1))
     _, learned = load_run("reference:tag_continuous")
     chex.assert_trees_all_equal(state.policies["runner"].params, learned.policies["runner"].params)
-    last = jax.tree.map(lambda leaf: leaf[-1], state.policies["tagger"].past.params)
+    last = jax.tree.map(lambda leaf: leaf[-1], state.opponents.pools["tagger"].networks.params)
     chex.assert_trees_all_equal(last, learned.policies["tagger"].params)
 
 

@@ -104,6 +104,7 @@ def commit(setup: Setup, before: TrainState, after: TrainState, code: jax.Array)
         policies=choose(before.policies, after.policies),
         shared=choose(before.shared, after.shared),
         memory=memory,
+        opponents=choose(before.opponents, after.opponents),
         replicas=choose(
             before.replicas.replace(starts=None), after.replicas.replace(starts=None)
         ).replace(starts=after.replicas.starts),

@@ -10,8 +10,7 @@ from jax.sharding import SingleDeviceSharding
 
 from wdjax.checks import require_key
 from wdjax.train.devices.startup import no_garbage_collection
-from wdjax.train.rollout.self_play import PRESENT, new_pool, pool_of, what_acting_reads
-from wdjax.train.rollout.standings import keeps_standings, new_standings
+from wdjax.train.rollout.opponents import init_opponents, pool_of
 from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.hypers import run_hypers
@@ -29,22 +28,22 @@ def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None 
     network_keys = jax.random.split(network_key, len(setup.policies))
     loaded = loaded or {}
     learned = {
-        name: init_policy(policy, network_keys[i], loaded.get(name), loaded)
+        name: init_policy(policy, network_keys[i], loaded.get(name))
         for i, (name, policy) in enumerate(setup.policies.items())
     }
+    runs = {
+        f"{name}/{run}": init_policy(policy, network_keys[i], loaded[f"{name}/{run}"])
+        for i, (name, policy) in enumerate(setup.policies.items())
+        for run in pool_of(policy.config).runs
+        if loaded
+    }
     memory = {name: policy.algorithm.init_memory(policy, setup.config) for name, policy in setup.policies.items()}
-    for name, policy in setup.policies.items():
-        size = pool_of(policy.config).size
-        if size:
-            memory[name] = memory[name].replace(member=jnp.full(setup.config.blocks, PRESENT, jnp.int32))
-        if size and keeps_standings(setup.config):
-            memory[name] = memory[name].replace(since=jnp.zeros(setup.config.blocks, jnp.int32))
-            learned[name] = learned[name].replace(standings=new_standings(size))
     env_params = jax.tree.map(jnp.asarray, setup.env_params)
     obs, replicas = setup.replicas.reset(replica_key, env_params)
     return TrainState(
         policies=learned,
         memory=memory,
+        opponents=init_opponents(setup, learned, runs),
         hypers=run_hypers(setup.config),
         env_params=env_params,
         replicas=replicas,
@@ -83,28 +82,13 @@ def abstract_state(setup: Setup) -> TrainState:
     return jax.tree.map(put, place, state)
 
 
-def init_policy(
-    policy: Policy, key: jax.Array, loaded: PolicyState | None = None, others: Mapping[str, PolicyState] | None = None
-) -> PolicyState:
-    """Returns new parameters for a policy, or loaded ones, and its optimizer's state where it learns.
-
-    `others` holds what runs in its pool have learned, by "POLICY/RUN"; without them they are like the policy itself.
-    """
-    if loaded is None:
-        config = building_config(policy.config, policy.assignment)
-        network = policy.algorithm.make_network(policy.context, config, policy.assignment, nnx.Rngs(key))
-        state = policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
-    else:
-        state = with_counts(policy.algorithm.init(policy, loaded.params), loaded)
-    pool = pool_of(policy.config)
-    if not pool.learned:
-        return state
-    past = new_pool(state, pool.learned)
-    for i, run in enumerate(pool.runs if others else ()):
-        theirs = others[f"{policy.name}/{run}"]
-        theirs = what_acting_reads(with_counts(policy.algorithm.init(policy, theirs.params), theirs))
-        past = jax.tree.map(lambda all_, one, place=pool.past + i: all_.at[place].set(one), past, theirs)
-    return state.replace(past=past)
+def init_policy(policy: Policy, key: jax.Array, loaded: PolicyState | None = None) -> PolicyState:
+    """Return the initial state of a policy, with new parameters or with the loaded ones."""
+    if loaded is not None:
+        return with_counts(policy.algorithm.init(policy, loaded.params), loaded)
+    config = building_config(policy.config, policy.assignment)
+    network = policy.algorithm.make_network(policy.context, config, policy.assignment, nnx.Rngs(key))
+    return policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
 
 
 def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:

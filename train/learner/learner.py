@@ -12,16 +12,15 @@ from wdjax.checks import require_integer
 from wdjax.env import Env
 from wdjax.metric_names import OPPONENT, SPREAD, USER, free_name
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.devices.collectives import num_shards, total
+from wdjax.train.devices.collectives import num_shards
 from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.learner.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.learner.init import init
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
 from wdjax.train.state.rollout_metrics import Metrics, episode_metrics
+from wdjax.train.rollout.opponents import finish
 from wdjax.train.rollout.scan import rollout
-from wdjax.train.rollout.self_play import remember
-from wdjax.train.rollout.standings import look_at_opponents
 from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.hypers import Hypers, logged_schedules
 from wdjax.train.state.metric import beside, values_of
@@ -116,8 +115,8 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     before, hypers = state, current_hypers(setup.config, state)
     state, played = rollout(setup, state, rollout_key)
     metrics = episode_metrics(played, setup.env.info_ratios, tuple(group_sizes(setup.env)))
-    state, of_opponents = look_at_opponents(setup, state, played)
     state, own, code = learn(setup, state, hypers, played, update_key)
+    state, of_opponents = finish(setup, state, played)
     after = state.replace(key=next_key, num_updates=state.num_updates + 1)
     return commit(setup, before, after, code), {**metrics, **of_opponents, **own, "bad_numbers": code}
 
@@ -135,27 +134,20 @@ def learn(
     policy_keys = dict(zip(setup.policies, jax.random.split(key, len(setup.policies)), strict=True))
     bad_rows, bad_steps = {}, {}
     for team in setup.teams.values():
-        # without opponents, which no algorithm needs to carry through its steps
-        bare = {name: policies[name].replace(past=None, standings=None) for name in team.policies}
-        own_memory, own_hypers = ({name: of[name] for name in team.policies} for of in (memory, hypers))
+        of_team = ({name: of[name] for name in team.policies} for of in (policies, memory, hypers))
+        own_policies, own_memory, own_hypers = of_team
         learned, common, memories, own = team.algorithm.update_team(
-            team, bare, shared.get(team.name), own_memory, own_hypers, played, policy_keys[team.first.name], num_blocks
-        )
+            team, own_policies, shared.get(team.name), own_memory, own_hypers, played, policy_keys[team.first.name],
+            num_blocks,
+        )  # fmt: skip
         memory |= memories
         shared |= {} if common is None else {team.name: common}
         for name, policy in team.policies.items():
-            new, reported = learned[name], {}
             bad_rows[name] = look_at_rows(policy, played)
-            bad_steps[name] = look_at_steps(policy, policies[name], new, own[name], common)
-            new = new.replace(past=policies[name].past, standings=policies[name].standings)
-            size = policy.config.past_selves
-            if size:
-                member, every = memory[name].member, policy.config.past_selves_every
-                reported["past_self_blocks"] = total(jnp.sum((member >= 0) & (member < size)))
-                new, memory[name] = remember(new, memory[name], state.num_updates + 1, every, size)
-            policies[name] = new
-            reported |= {field: hypers[name][field] for field in logged_schedules(policy.config)}
-            metrics |= beside(join_metrics(reported, own[name]), name)
+            bad_steps[name] = look_at_steps(policy, policies[name], learned[name], own[name], common)
+            policies[name] = learned[name]
+            reported = {field: hypers[name][field] for field in logged_schedules(policy.config)}
+            metrics |= beside(join_metrics(reported, own[name], policy.config.past_selves > 0), name)
         if team.name not in team.policies:
             metrics |= beside(own.get(team.name, {}), team.name)
     after = state.replace(policies=policies, shared=shared, memory=memory)
@@ -164,9 +156,9 @@ def learn(
     return after, metrics, code
 
 
-def join_metrics(reported: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def join_metrics(reported: Mapping[str, Any], own: Mapping[str, Any], has_snapshots: bool) -> dict[str, Any]:
     """Return the metrics of a policy: the learner's, then those of its algorithm, as `user/NAME` if a name is taken."""
-    fixed = {f"episode_return{end}" for end in SPREAD}
+    fixed = {f"episode_return{end}" for end in SPREAD} | ({"past_self_blocks"} if has_snapshots else set())
     taken = lambda name: name in metrics or name in fixed or name.startswith(OPPONENT)  # noqa: E731
     metrics: dict[str, Any] = dict(reported)
     moved = {name: metric for name, metric in own.items() if taken(name)}

@@ -16,7 +16,7 @@ from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner.init import abstract_state, init
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
-from wdjax.train.rollout.self_play import REFERENCE, what_acting_reads
+from wdjax.train.rollout.opponents import REFERENCE, acting_state
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import one_copy
@@ -116,4 +116,4 @@ def save_learned(path: Path, state: TrainState) -> None:
 
 
 def _learned(state: TrainState) -> dict[str, PolicyState]:
-    return {name: what_acting_reads(one_copy(own)).replace(gradient_steps=None) for name, own in state.policies.items()}
+    return {name: acting_state(one_copy(own)).replace(gradient_steps=None) for name, own in state.policies.items()}

@@ -14,7 +14,7 @@ from wdjax.train.config.env_params import make_env
 from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
-from wdjax.train.rollout.self_play import RANDOM, pool_of
+from wdjax.train.rollout.opponents import RANDOM, pool_of
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
 from wdjax.train.state.registry import find_algorithm
 

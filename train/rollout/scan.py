@@ -1,17 +1,14 @@
 """A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 
 from wdjax.train.devices.collectives import num_shards
-from wdjax.train.rollout import self_play
 from wdjax.train.devices.blocks import step_keys
+from wdjax.train.rollout.opponents import begin
 from wdjax.train.rollout.step import StepInputs, play_step
 from wdjax.train.state.agents import gather_observation
-from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import TrainState, current_hypers
@@ -22,10 +19,10 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     config = setup.config
     hypers = current_hypers(config, state)
     keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards())
-    state, selves = choose_selves(setup, state, hypers, key)
+    state, acting = begin(setup, state, hypers, key)
     first_carry = {name: memory.carry for name, memory in state.memory.items()}
     carry = (state.replicas, state.obs, state.live, first_carry)
-    given = StepInputs(setup, state.policies, hypers, state.env_params, selves)
+    given = StepInputs(setup, state.policies, hypers, state.env_params, acting)
     (replicas, obs, live, carries), (rows, episodes) = setup.engine.rollout(play_by_scan, given, carry, keys)
     last_obs = {name: gather_observation(policy.assignment, obs) for name, policy in setup.policies.items()}
     memory = {name: old.replace(carry=carries[name]) for name, old in state.memory.items()}
@@ -44,21 +41,5 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
     given = dataclasses.replace(given, players=players)
 
     step = lambda carry, drawn: play_step(given, carry, *drawn)  # noqa: E731
-    drawn = setup.engine.draw(setup, given.selves, keys)
+    drawn = setup.engine.draw(setup, given.opponents, keys)
     return setup.engine.scan_steps(step, carry, drawn, setup.config.rollout_unroll)
-
-
-def choose_selves(
-    setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], key: jax.Array
-) -> tuple[TrainState, dict[str, self_play.Selves]]:
-    """Draws who plays the policies in whose place others may. Returns (state, selves of these policies)."""
-    memory, selves = dict(state.memory), {}
-    env_steps = state.num_updates.astype(jnp.float32) * setup.config.env_steps_per_update
-    for i, (name, policy) in enumerate(setup.policies.items()):
-        if self_play.pool_of(policy.config).size:
-            own_key = jax.random.fold_in(key, 2**31 + i)  # far from the blocks' own
-            fraction, run = hypers[name]["past_selves_fraction"], (state.num_updates, env_steps, own_key)
-            selves[name] = self_play.choose_selves(policy, state.policies[name], memory[name], fraction, *run)
-            start = policy.algorithm.init_carry(policy, setup.replicas.num_envs)
-            memory[name] = self_play.take_over(memory[name], selves[name], start)
-    return state.replace(memory=memory), selves

@@ -1,14 +1,16 @@
-"""Who is beaten how often: what episodes come to, by who plays in the place of a policy (rollout/self_play.py).
+"""Win rates of the other policies against the opponents of a policy.
 
-Only such episodes count that one player of the policy has played from the first step to the last, while every other
-policy was played by its present self. The others win an episode where the sum of their returns is above its running
-mean over all that count (half, where it is the mean): in a game of +1 and -1 these are the games won, as long as some
-are and some are not, and in any other game those that went better than usual. A constant added to all returns changes
-nothing. Rates and the mean are over about the last EPISODES episodes.
+An episode counts for an opponent that acted in it from the first step to the last, if no other
+policy had an opponent. The other policies win if the sum of their returns is above its running mean
+over all episodes that count, and win half at the mean. In a game with returns of +1 and -1 these are
+the won games, provided that some are won and some are lost; in any other game these are the episodes
+above average. A constant added to all returns changes nothing. Rates and the mean are over about the
+last EPISODES episodes.
 
-Kept where a policy of the run names `opponents`, `opponents_every` or `opponents_priority`.
+Recorded if a policy of the run sets `opponents`, `opponents_every` or `opponents_priority`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,116 +19,132 @@ from flax import struct
 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import total
-from wdjax.train.rollout.self_play import NOW, PRESENT, pool_of
 from wdjax.train.state.metric import Metric
-from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rollout
-from wdjax.train.state.state import Memory, TrainState
+from wdjax.train.state.state import PRESENT, BlockState, Opponents
 
+NOW = "present"  # name of the policy itself in metrics
 EPISODES = 200
-"""after so many more an episode counts 1 / e of a new one"""
-ROUNDING = 2e-5  # of a running mean, relative
+"""number of episodes after which the weight of an episode is 1 / e"""
+ROUNDING = 2e-5  # relative rounding error of the running mean
 
 
 class Standings(struct.PyTreeNode):
-    """Discounted sums over the episodes that count, by member of the pool; the present self is the last."""
+    """Discounted sums over the episodes that count, by opponent; the policy itself is the last."""
 
-    wins: jax.Array  # [members + 1] float32, of the others against it
-    games: jax.Array  # [members + 1] float32
-    returns: jax.Array  # () float32, of the others, over all
+    wins: jax.Array  # [opponents + 1] float32, of the other policies against it
+    games: jax.Array  # [opponents + 1] float32
+    returns: jax.Array  # () float32, of the other policies, over all episodes
     episodes: jax.Array  # () float32, all
 
     @property
     def win_rate(self) -> jax.Array:
-        """[members + 1]: 1/2 where nothing is known, as if one game more were won and one more lost."""
+        """[opponents + 1]: 1/2 without games, as if one more game were won and one more lost."""
         return (self.wins + 1) / (self.games + 2)
 
-    def without(self, member: jax.Array) -> "Standings":
-        """Returns them without the games against a member; one that is not there changes nothing."""
-        own = jnp.arange(len(self.games)) == member
-        return self.replace(wins=jnp.where(own, 0.0, self.wins), games=jnp.where(own, 0.0, self.games))
+    def without(self, opponent: jax.Array) -> "Standings":
+        """Return the standings without the games against an opponent, () int32; -2: with all."""
+        chosen = jnp.arange(len(self.games)) == opponent
+        wins, games = (jnp.where(chosen, 0.0, sums) for sums in (self.wins, self.games))
+        return self.replace(wins=wins, games=games)
 
 
 def keeps_standings(config: TrainConfig) -> bool:
-    """Whether a run asks who is beaten how often."""
-    return any(p.opponents or p.opponents_priority or p.opponents_every > 1 for p in config.policies.values())
+    """Return whether a run records win rates."""
+    return any(
+        policy.opponents or policy.opponents_priority or policy.opponents_every > 1
+        for policy in config.policies.values()
+    )
 
 
-def new_standings(members: int) -> Standings:
-    """Returns the standings of a pool before the first episode."""
-    return Standings(jnp.zeros(members + 1), jnp.zeros(members + 1), jnp.float32(0), jnp.float32(0))
+def new_standings(size: int) -> Standings:
+    """Return the standings of a pool of `size` opponents before the first episode."""
+    return Standings(jnp.zeros(size + 1), jnp.zeros(size + 1), jnp.float32(0), jnp.float32(0))
 
 
 def add_episodes(
-    old: Standings, member: jax.Array, counted: jax.Array, returns: jax.Array
+    old: Standings, active: jax.Array, counted: jax.Array, returns: jax.Array
 ) -> tuple[Standings, jax.Array, jax.Array]:
-    """Adds the episodes of a rollout.
+    """Add the episodes of a rollout.
 
     Args:
-        member: [N] int32, who played in each replica.
-        counted: [T, N] bool, an episode that counts ended in this step.
-        returns: [T, N] float32, of the others in it.
+        old: standings before.
+        active: [N] int32, opponent in each replica.
+        counted: [T, N] bool, whether an episode that counts ended in this step.
+        returns: [T, N] float32, return of the other policies in it.
 
     Returns:
-        (standings, games [members + 1], sums of returns [members + 1] of this rollout).
+        (standings, games [opponents + 1], sums of returns [opponents + 1] of this rollout).
     """
     size = len(old.games)
-    own = jnp.where(member < 0, size - 1, member)[:, None] == jnp.arange(size)[None]
+    is_active = jnp.where(active < 0, size - 1, active)[:, None] == jnp.arange(size)[None]
 
-    def by_member(values: jax.Array) -> jax.Array:
+    def by_opponent(values: jax.Array) -> jax.Array:
         of_replicas = jnp.sum(jnp.where(counted, values, 0.0), axis=0)
-        return jnp.sum(jnp.where(own, of_replicas[:, None], 0.0), axis=0)
+        return jnp.sum(jnp.where(is_active, of_replicas[:, None], 0.0), axis=0)
 
-    games, sums = total((by_member(jnp.ones_like(returns)), by_member(returns)))
+    games, sums = total((by_opponent(jnp.ones_like(returns)), by_opponent(returns)))
     kept = jnp.exp(-games.sum() / EPISODES)
-    all_returns, episodes = kept * old.returns + sums.sum(), kept * old.episodes + games.sum()
+    all_returns = kept * old.returns + sums.sum()
+    episodes = kept * old.episodes + games.sum()
     mean = all_returns / jnp.maximum(episodes, jnp.finfo(jnp.float32).tiny)
     near = ROUNDING * jnp.abs(mean)  # equal returns are at their mean
-    wins = total(by_member(0.5 * (returns > mean + near) + 0.5 * (returns >= mean - near)))
+    wins = total(by_opponent(0.5 * (returns > mean + near) + 0.5 * (returns >= mean - near)))
     kept = jnp.exp(-games / EPISODES)
     new = Standings(kept * old.wins + wins, kept * old.games + games, all_returns, episodes)
     return new, games, sums
 
 
-def whole_episodes(memory: dict[str, Memory], played: Rollout, name: str) -> jax.Array:
-    """Returns [T, N] bool: an episode ended in this step, and counts for who plays in the place of a policy."""
+def whole_episodes(blocks: Mapping[str, BlockState], played: Rollout, name: str) -> jax.Array:
+    """Return [T, N] bool: whether an episode ended that counts for the opponent of a policy."""
     counted, (steps, num_envs) = played.over, played.over.shape
-    for other, own in memory.items():
-        if own.member is None:
-            continue
-        in_replicas = lambda values: jnp.repeat(values, num_envs // len(values))[None]  # noqa: E731
-        since = in_replicas(own.since) - steps + 1 + jnp.arange(steps)[:, None]  # env steps up to the end of this
+    for other, block in blocks.items():
+        since, active = (
+            jnp.repeat(values, num_envs // len(values))[None]
+            for values in (block.since, block.active)
+        )
+        since = since - steps + 1 + jnp.arange(steps)[:, None]  # env steps up to the end of a step
         counted &= played.episode_length <= since
         if other != name:
-            counted &= in_replicas(own.member) == PRESENT
+            counted &= active == PRESENT
     return counted
 
 
-def look_at_opponents(setup: Setup, state: TrainState, played: Rollout) -> tuple[TrainState, dict[str, Any]]:
-    """Brings the standings of all pools up to date after a rollout. Returns (state, metrics by name)."""
-    if not keeps_standings(setup.config):
-        return state, {}
-    steps = len(played.over)
-    pools = {name: pool_of(policy.config) for name, policy in setup.policies.items()}
-    pools = {name: pool for name, pool in pools.items() if pool.size}
-    memory, policies, metrics = dict(state.memory), dict(state.policies), {}
-    memory |= {name: memory[name].replace(since=memory[name].since + steps) for name in pools}
-    for name, pool in pools.items():
-        member = jnp.repeat(memory[name].member, played.over.shape[1] // len(memory[name].member))
-        counted = whole_episodes(memory, played, name)
-        returns = sum(values for other, values in played.episode_return.items() if other != name)
-        new, games, sums = add_episodes(policies[name].standings, member, counted, returns)
-        policies[name] = policies[name].replace(standings=new)
-        blocks = jnp.where(memory[name].member < 0, pool.size, memory[name].member)[:, None]
-        blocks = total(jnp.sum(blocks == jnp.arange(pool.size + 1)[None], axis=0))
-        for who, places in {**pool.names, NOW: slice(pool.size, None)}.items():
-            ended, won, known = games[places].sum(), new.wins[places].sum(), new.games[places].sum()
-            mean = jnp.where(ended > 0, sums[places].sum() / ended, jnp.nan)
-            rate, by_games = jnp.where(known > 0, won / known, jnp.nan), (f"{name}/opponent_games/{who}",)
+def count_episodes(
+    numbers: Mapping[str, Mapping[str, slice]], opponents: Opponents, played: Rollout
+) -> tuple[Opponents, dict[str, Any]]:
+    """Update the standings of all pools after a rollout.
+
+    Args:
+        numbers: by policy, name of an opponent in metrics -> its numbers in the pool.
+        opponents: state after the rollout.
+        played: the rollout.
+
+    Returns:
+        (opponents, metrics by name).
+    """
+    steps, num_envs = played.over.shape
+    blocks = {name: own.replace(since=own.since + steps) for name, own in opponents.blocks.items()}
+    pools, metrics = {}, {}
+    for name, pool in opponents.pools.items():
+        active = blocks[name].active
+        counted = whole_episodes(blocks, played, name)
+        others = (values for other, values in played.episode_return.items() if other != name)
+        of_replicas = jnp.repeat(active, num_envs // len(active))
+        new, games, sums = add_episodes(pool.standings, of_replicas, counted, sum(others))
+        pools[name] = pool.replace(standings=new)
+        size = len(games) - 1
+        is_active = jnp.where(active < 0, size, active)[:, None] == jnp.arange(size + 1)[None]
+        num_blocks = total(jnp.sum(is_active, axis=0))
+        for who, own in {**numbers[name], NOW: slice(size, None)}.items():
+            ended, won, known = games[own].sum(), new.wins[own].sum(), new.games[own].sum()
+            mean = jnp.where(ended > 0, sums[own].sum() / ended, jnp.nan)
+            rate = jnp.where(known > 0, won / known, jnp.nan)
+            weight = (f"{name}/opponent_games/{who}",)
             metrics |= {
-                f"{name}/opponent_blocks/{who}": blocks[places].sum(),
+                f"{name}/opponent_blocks/{who}": num_blocks[own].sum(),
                 f"{name}/opponent_games/{who}": ended,
-                f"{name}/opponent_return/{who}": Metric(mean, weight=by_games),
-                f"{name}/opponent_win_rate/{who}": Metric(rate, weight=by_games),
+                f"{name}/opponent_return/{who}": Metric(mean, weight=weight),
+                f"{name}/opponent_win_rate/{who}": Metric(rate, weight=weight),
             }
-    return state.replace(policies=policies, memory=memory), metrics
+    return Opponents(pools, blocks), metrics

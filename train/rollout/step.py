@@ -1,7 +1,6 @@
 """One step of all replicas: every policy acts, the game advances, and what follows is noted in rows."""
 
 import dataclasses
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.spaces import Box
-from wdjax.train.rollout import self_play
+from wdjax.train.rollout.opponents import OVERRIDES, VALID, Acting, with_opponents
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
@@ -27,8 +26,8 @@ class StepInputs:
     hypers: Mapping[str, Hypers]
     """of each policy; schedules read off"""
     env_params: Any
-    selves: Mapping[str, self_play.Selves] = dataclasses.field(default_factory=dict)
-    """who plays those policies in whose place others may"""
+    opponents: Mapping[str, Acting] = dataclasses.field(default_factory=dict)
+    """of policies that have a pool"""
 
 
 def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str, jax.Array]) -> tuple:
@@ -43,69 +42,64 @@ def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str,
         (carry, (rows by policy, episodes)), see Rollout.
     """
     replicas, obs, live, carries = carry
-    draws, of_rules = self_play.apart_for_rules(given.setup, draws)
-    drafts, carries = choose_actions(given, obs, carries, draws)
-    return advance(given, (replicas, obs, live, carries), drafts, env_key, of_rules)
+    drafts, carries = choose_actions(given, obs, carries, draws, env_state=replicas.env_state)
+    return advance(given, (replicas, obs, live, carries), drafts, env_key)
 
 
 def choose_actions(
     given: StepInputs, obs: Mapping[str, Any], carries: Mapping[str, Any], draws: Mapping[str, jax.Array],
-    call: Callable[..., tuple] = lambda act, *arguments: act(*arguments),
+    call: Callable[..., tuple] = lambda act, *arguments: act(*arguments), env_state: Any = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
-    """What every policy does now. Returns (by policy, fields of Rows: obs, action and what is noted of it; carries).
+    """Let every policy act. Return (drafts by policy: obs, action and notes, carries).
 
     Args:
         draws: by policy, what its actions are drawn by (`sample_blocks`).
         call: how a policy's `Algorithm.act` is called.
+        env_state: states of the environment [N, ...], for opponents that are scripts.
     """
     drafts, carries_after = {}, {}
     for name, policy in given.setup.policies.items():
         seen = gather_observation(policy.assignment, obs)
-        act, player = policy.algorithm.act, given.players[name]
-        if name in given.selves and given.selves[name].learned is not None:
-            act, player = self_play.act, given.selves[name]
-        inputs = (policy, player, carries[name], seen, draws[name], given.hypers[name])
+        situation = (env_state, given.env_params)
+        act = with_opponents(policy.algorithm.act, given.opponents.get(name), given.setup.env, situation)
+        inputs = (policy, given.players[name], carries[name], seen, draws[name], given.hypers[name])
         action, notes, carries_after[name] = call(act, *inputs)
         drafts[name] = {"obs": seen, "action": action, **notes}
     return drafts, carries_after
 
 
 def advance(
-    given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]], key: Any,
-    of_rules: Mapping[str, jax.Array] = types.MappingProxyType({}),
-) -> tuple:  # fmt: skip
+    given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]], key: Any
+) -> tuple:
     """What follows from the actions of all policies, `drafts` of `choose_actions`; see play_step.
 
     Args:
         carry: as play_step has it, but for what the policies carry: that of `choose_actions`.
         key: of the environment, [num_blocks], or what `VectorEnv.draw_keys` drew from it.
-        of_rules: by policy in whose place a rule may act, [num_blocks] keys.
     """
     setup, (replicas, obs, live, carries) = given.setup, carry
     keeps_state = "global_state" in setup.keeps
     global_state = setup.context.global_state(replicas.env_state, obs, given.env_params) if keeps_state else None
-    actions = to_spaces(setup, {name: draft["action"] for name, draft in drafts.items()})
-    for name, rule_keys in of_rules.items():
-        seen, situation = drafts[name]["obs"], (replicas.env_state, given.env_params)
-        inputs = (given.selves[name].member, seen, situation, rule_keys, actions[name])
-        actions[name] = self_play.act_by_rule(setup.env, setup.policies[name], *inputs)
+    actions = to_spaces(setup, drafts)
     next_obs, replicas, reward, terminated, truncated, info = step_by_group(given, key, replicas, actions)
     over = info["over"]
     rows = {}
     for name, policy in setup.policies.items():
         if not policy.config.trainable:
             continue
-        own_live = gather(policy.assignment, live)
+        own_live, draft = gather(policy.assignment, live), dict(drafts[name])
+        draft.pop(OVERRIDES, None)
+        valid = draft.pop(VALID, None)
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
         now_cut = None if cut is None else cut & own_live  # it stays truncated
         final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
-            **drafts[name],
+            **draft,
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
             truncated=cut,
-            live=self_play.learned_from(own_live, given.selves[name]) if name in given.selves else own_live,
-            **(who_decides(policy, drafts[name]["obs"], final_obs, cut) if policy.decisions_only else {}),
+            live=own_live if valid is None else own_live & valid,
+            **(who_decides(policy, draft["obs"], final_obs, cut) if policy.decisions_only else {}),
             **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, now_cut),
         )
     returns = {
@@ -130,12 +124,14 @@ def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array |
     return decides if truncated is None else {**decides, "final_decides": policy.decides(final_obs)}
 
 
-def to_spaces(setup: Setup, actions: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the actions of policies as the environment takes them, [N, n, ...] each."""
-    inside = {name: policy.distribution.to_space(actions[name]) for name, policy in setup.policies.items()}
+def to_spaces(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, jax.Array]:
+    """Return the actions that the environment receives, by policy [N, n, ...]."""
+    inside = {name: policy.distribution.to_space(drafts[name]["action"]) for name, policy in setup.policies.items()}
     for name, assignment in setup.assignments.items():  # discrete actions are inside their space anyway
         if isinstance(assignment.action_space, Box):
             inside[name] = assignment.action_space.clip(inside[name])
+        for replicas, action in drafts[name].get(OVERRIDES, ()):
+            inside[name] = select(replicas, action.astype(inside[name].dtype), inside[name])
     return inside
 
 

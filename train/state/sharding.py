@@ -20,7 +20,7 @@ from wdjax.train.devices.collectives import AXIS
 from wdjax.train.devices.packing import Packed, unpack
 from wdjax.train.devices.processes import of_processes
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.state import TrainState
+from wdjax.train.state.state import Opponents, TrainState
 from wdjax.vector import VectorState
 
 
@@ -80,7 +80,7 @@ def lay_out(split: Any, whole: Any) -> Any:
     """Returns a TrainState of `split` where leaves are led by replicas or blocks, and of `whole` where all devices have
     the same: a prefix of the state's own tree."""
     return TrainState(
-        policies=whole, memory=split, hypers=whole, env_params=whole,
+        policies=whole, memory=split, opponents=Opponents(pools=whole, blocks=split), hypers=whole, env_params=whole,
         replicas=VectorState(split, split, split, split, starts=whole),
         obs=split, live=split, key=whole, num_updates=whole, shared=whole,
     )  # fmt: skip
@@ -138,7 +138,8 @@ def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
     sharding = state.num_updates.sharding
     if len(sharding.device_set) == 1 or not sharding.is_fully_replicated:
         return []
-    whole = {"policies": state.policies, "hypers": state.hypers, "env_params": state.env_params, "key": state.key}
+    whole = {name: getattr(state, name) for name in ("policies", "shared", "hypers", "env_params", "key")}
+    whole["opponents"] = state.opponents.pools
     shards = _checksums(sharding.mesh, whole, metrics).addressable_shards
     names, sums = [], of_processes(np.concatenate([np.asarray(shard.data) for shard in shards]))
     paths = jax.tree.leaves_with_path((whole, jax.eval_shape(unpack, metrics)))

@@ -22,8 +22,6 @@ class PolicyState(struct.PyTreeNode):
     target_params: Any = None  # target network parameters; DDPG only
     gradient_steps: jax.Array | None = None  # () int32, gradient steps taken; DDPG only
     own: Any = None  # additional state of a custom algorithm
-    past: Any = None  # PolicyState of the opponent pool: snapshots, then other runs, leaves [members, ...]; or None
-    standings: Any = None  # win rates against the opponent pool (rollout/standings.py); None if not recorded
 
 
 class Memory(struct.PyTreeNode):
@@ -32,9 +30,32 @@ class Memory(struct.PyTreeNode):
     carry: Any  # [N, n, ...]: carry of `act`, for example a recurrent state, reset in every episode; or None
     discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
     replay: Any = None  # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
-    member: jax.Array | None = None  # [num_blocks] int32: active opponent (rollout/self_play.py); None without a pool
-    since: jax.Array | None = None  # [num_blocks] int32: env steps since the opponent changed; None if not recorded
     own: Any = None  # additional memory of a custom algorithm, leaves [N, ...]
+
+
+PRESENT = -1  # no opponent: the policy itself acts
+REPLACED = -2  # the opponent was a snapshot that has been replaced
+
+
+class PoolState(struct.PyTreeNode):
+    """The opponents of a policy (rollout/opponents.py), equal on all devices."""
+
+    networks: PolicyState | None  # acting states of snapshots, then of other runs, leaves [networks, ...]
+    standings: Any = None  # win rates against the opponents (rollout/standings.py); None if not recorded
+
+
+class BlockState(struct.PyTreeNode):
+    """The opponent in each block of replicas, sharded with them."""
+
+    active: jax.Array  # [num_blocks] int32: number of the opponent, PRESENT or REPLACED
+    since: jax.Array | None = None  # [num_blocks] int32: env steps since it changed; None if not recorded
+
+
+class Opponents(struct.PyTreeNode):
+    """The opponents of every policy that has some."""
+
+    pools: dict[str, PoolState]
+    blocks: dict[str, BlockState]
 
 
 class TrainState(struct.PyTreeNode):
@@ -42,6 +63,7 @@ class TrainState(struct.PyTreeNode):
 
     policies: dict[str, PolicyState]  # by policy: learned state
     memory: dict[str, Memory]  # by policy: state per replica
+    opponents: Opponents  # of policies that other networks or scripts replace in some replicas
     hypers: dict[str, Hypers]  # by policy, and by team: traced hyperparameters
     env_params: Any  # environment params, shared by all replicas
     replicas: VectorState  # states of the N = num_envs replicas

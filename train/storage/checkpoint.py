@@ -39,6 +39,13 @@ _BEGINNING = threading.Lock()  # one save begins at a time: orbax counts them in
 _HELD: weakref.WeakKeyDictionary[ocp.CheckpointManager, int] = weakref.WeakKeyDictionary()  # their folders, opened
 _READ_BACK: weakref.WeakSet[ocp.CheckpointManager] = weakref.WeakSet()  # of which a checkpoint has been read back
 SIZES = "sizes.json"  # in the folder of a checkpoint: file -> bytes
+RENAMED = {  # leaf in a checkpoint of 0.2 -> leaf of this version
+    r"^(hypers/[^/]+/)(?:options|ddpg)/": r"\1",
+    r"^policies/([^/]+)/past/": r"opponents/pools/\1/networks/",
+    r"^policies/([^/]+)/standings/": r"opponents/pools/\1/standings/",
+    r"^memory/([^/]+)/member$": r"opponents/blocks/\1/active",
+    r"^memory/([^/]+)/since$": r"opponents/blocks/\1/since",
+}
 
 
 class DamagedCheckpointError(ValueError):
@@ -232,8 +239,10 @@ def as_stored(folder: Path, target: TrainState, name: str, may_lack_hypers: bool
 
 
 def renamed(place: str) -> str:
-    """Return where this version keeps a leaf of a checkpoint: until 0.2 some hyperparameters were in blocks."""
-    return re.sub(r"^(hypers/[^/]+/)(?:options|ddpg)/", r"\1", place)
+    """Return where this version keeps a leaf of a checkpoint."""
+    for old, new in RENAMED.items():
+        place = re.sub(old, new, place)
+    return place
 
 
 def configured_hypers(config: TrainConfig, target: TrainState, places: Collection[str]) -> dict[str, jax.Array]:

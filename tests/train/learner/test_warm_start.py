@@ -405,11 +405,11 @@ def test_a_run_goes_on_when_its_checkpoint_and_pool_lie_elsewhere(source, tmp_pa
     shutil.rmtree(tmp_path / "source")
     Trainer(whole, tmp_path / "parts", resume=True, quiet=True).train()
     states = [load_run(tmp_path / name)[1] for name in ("whole", "parts")]
-    mine = states[0].policies["mine"]
-    biases = mine.past.params["value_head"]["bias"][:, 0].tolist()
+    mine, pool = states[0].policies["mine"], states[0].opponents.pools["mine"]
+    biases = pool.networks.params["value_head"]["bias"][:, 0].tolist()
     assert len(set(biases)) == 3  # the pool is one of different selves, and of the run, which stays
     assert biases[2] == load_run(source[0])[1].policies["both"].params["value_head"]["bias"][0]
-    assert mine.standings.games.sum() > 0
+    assert pool.standings.games.sum() > 0
     assert biases[1] == mine.params["value_head"]["bias"][0]  # the newest is the present one
     assert_equal(*(state.replace(key=jax.random.key_data(state.key)) for state in states))
     with pytest.raises(FileNotFoundError, match=r"policies\.mine\.checkpoint = .* contains no run"):

@@ -11,23 +11,31 @@ from probes import Leaver, LeaverState, tiny_config, tiny_policy
 
 from wdjax.train import PolicyConfig, make_learner
 from wdjax.train.host.plots import save_opponents
-from wdjax.train.rollout.self_play import (
-    NOBODY,
-    PRESENT,
-    act_by_rule,
-    chances,
-    choose_selves,
-    draw_members,
-    new_pool,
+from wdjax.train.rollout.opponents import (
+    OVERRIDES,
+    VALID,
+    Acting,
+    begin,
+    draw_opponents,
+    new_networks,
+    opponent_probabilities,
     pool_of,
-    remember,
+    take_snapshot,
+    with_opponents,
 )
 from wdjax.train.rollout.standings import Standings, add_episodes, new_standings, whole_episodes
 from wdjax.train.state.actors import run_script
 from wdjax.train.state.agents import assign_agents
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout
-from wdjax.train.state.state import Memory, PolicyState
+from wdjax.train.state.state import (
+    PRESENT,
+    REPLACED,
+    BlockState,
+    PolicyState,
+    PoolState,
+    current_hypers,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -43,13 +51,8 @@ MIXED = PolicyConfig(
 
 def test_members_of_a_pool_by_number():
     pool = pool_of(MIXED)
-    assert (pool.past, pool.runs, pool.rules, pool.learned, pool.size) == (
-        2,
-        ("runs/a:b",),
-        ("random", "ambush"),
-        3,
-        5,
-    )
+    assert (pool.past, pool.runs, pool.rules) == (2, ("runs/a:b",), ("random", "ambush"))
+    assert (pool.networks, pool.size) == (3, 5)
     places = {name: list(range(5))[own] for name, own in pool.names.items()}
     assert places == {"past": [0, 1], "runs/a:b": [2], "random": [3], "ambush": [4]}
     assert pool_of(PolicyConfig()).size == 0
@@ -61,46 +64,52 @@ def standings(wins, games):
     )
 
 
-def test_chances_are_shares_times_how_rarely_one_is_beaten():
+def test_probabilities_are_shares_weighted_by_win_rates():
     """At env step 50 the shares are .2, .2 (half of .4), .1, .1, .2; the win rates .5, .75, .5, .25, .5."""
-    state = PolicyState(None, None, standings=standings([0, 2, 0, 0, 3, 9], [0, 2, 0, 2, 6, 9]))
-    fraction, steps = jnp.float32(0.4), jnp.float32(50)
+    pool = PoolState(None, standings([0, 2, 0, 0, 3, 9], [0, 2, 0, 2, 6, 9]))
+    hypers, steps = {"past_selves_fraction": jnp.float32(0.4)}, jnp.float32(50)
     weight = np.array([0.2 * 0.25, 0.2 * 0.0625, 0.1 * 0.25, 0.1 * 0.5625, 0.2 * 0.25])
-    np.testing.assert_allclose(
-        chances(MIXED, state, fraction, steps), 0.8 * weight / weight.sum(), rtol=1e-5
-    )
+    found = opponent_probabilities(MIXED, pool, hypers, steps)
+    np.testing.assert_allclose(found, 0.8 * weight / weight.sum(), rtol=1e-5)
     rarest = dataclasses.replace(
         MIXED, opponents_priority=1e4
     )  # a power that makes 0 of every rate
-    np.testing.assert_allclose(
-        chances(rarest, state, fraction, steps), [0, 0, 0, 0.8, 0], atol=1e-6
-    )
+    found = opponent_probabilities(rarest, pool, hypers, steps)
+    np.testing.assert_allclose(found, [0, 0, 0, 0.8, 0], atol=1e-6)
     by_share = dataclasses.replace(MIXED, opponents_priority=0.0)
-    np.testing.assert_allclose(
-        chances(by_share, state, fraction, steps), [0.2, 0.2, 0.1, 0.1, 0.2], rtol=1e-6
-    )
+    found = opponent_probabilities(by_share, pool, hypers, steps)
+    np.testing.assert_allclose(found, [0.2, 0.2, 0.1, 0.1, 0.2], rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_who_plays_falls_by_its_chance():
+def test_opponents_are_drawn_by_their_probability():
     config = PolicyConfig(opponents={"random": 0.1, "ambush": 0.0, "hide": 0.3})
-    member = draw_members(config, PolicyState(None, None), None, jnp.float32(0), KEY, 1024)
-    share = np.bincount(member + 1, minlength=4) / 1024
+    active = draw_opponents(config, PoolState(None), {}, jnp.float32(0), KEY, 1024)
+    share = np.bincount(active + 1, minlength=4) / 1024
     np.testing.assert_allclose(share, [0.6, 0.1, 0, 0.3], atol=0.05)
 
 
 @pytest.mark.parametrize(
     ("num_updates", "anew"), [(6, [True, True, True, True]), (7, [False, False, True, False])]
 )
-def test_somebody_plays_several_rollouts_in_a_row(num_updates, anew):
-    config = PolicyConfig(opponents={"random": 0.5, "ambush": 0.5}, opponents_every=3)
-    policy = Policy("runner", config, None, None, None, None, None, None)
-    memory = Memory(None, None, member=jnp.array([PRESENT, 7, NOBODY, 8]))
-    state, env_steps = PolicyState(None, None), jnp.float32(0)
-    selves = choose_selves(policy, state, memory, None, jnp.int32(num_updates), env_steps, KEY)
-    drawn = draw_members(config, state, None, env_steps, KEY, 4)
-    np.testing.assert_array_equal(selves.member, np.where(anew, drawn, memory.member))
-    assert selves.learned is None
+def test_opponents_act_in_several_rollouts_in_a_row(num_updates, anew):
+    """Drawn every 3 rollouts, and where a snapshot has been replaced."""
+    rules = {"chase_nearest": 0.5, "random": 0.5}
+    tagger = tiny_policy("A2C", agents=("tagger",), opponents=rules, opponents_every=3)
+    policies = {"tagger": tagger, "runner": tiny_policy("A2C", agents=("runner",))}
+    learner = make_learner(tiny_config("tag_gridworld", policies, num_blocks=4))
+    state, before = learner.init(KEY), jnp.array([PRESENT, 7, REPLACED, 8])
+    blocks = {"tagger": state.opponents.blocks["tagger"].replace(active=before)}
+    state = state.replace(
+        num_updates=jnp.int32(num_updates), opponents=state.opponents.replace(blocks=blocks)
+    )
+    after, acting = begin(learner.setup, state, current_hypers(learner.config, state), KEY)
+    env_steps = jnp.float32(num_updates * learner.config.env_steps_per_update)
+    config, pool = learner.config.policies["tagger"], state.opponents.pools["tagger"]
+    drawn = draw_opponents(config, pool, {}, env_steps, jax.random.fold_in(KEY, 2**31), 4)
+    np.testing.assert_array_equal(acting["tagger"].active, np.where(anew, drawn, before))
+    np.testing.assert_array_equal(after.opponents.blocks["tagger"].active, acting["tagger"].active)
+    assert acting["tagger"].networks is None
 
 
 def test_standings_by_hand():
@@ -118,7 +127,7 @@ def test_standings_by_hand():
     np.testing.assert_allclose(second.games, [np.exp(-1 / 200) + 1, 0, 2, 2], rtol=1e-6)
     forgotten = second.without(jnp.int32(2))
     np.testing.assert_array_equal(forgotten.games[2:], [0, 2])
-    np.testing.assert_array_equal(second.without(jnp.int32(NOBODY)).games, second.games)
+    np.testing.assert_array_equal(second.without(jnp.int32(REPLACED)).games, second.games)
 
 
 @pytest.mark.parametrize("zero", [-1000.0, 0.0, 1000.0])
@@ -130,7 +139,7 @@ def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
         new, *_ = add_episodes(new, member, jnp.ones((1, 3), bool), returns)
     np.testing.assert_allclose(new.wins[:2] / new.games[:2], [1, 0], atol=1e-6)
     config = PolicyConfig(opponents={"random": 0.5, "ambush": 0.5}, opponents_priority=1.0)
-    found = chances(config, PolicyState(None, None, standings=new), None, jnp.float32(0))
+    found = opponent_probabilities(config, PoolState(None, new), {}, jnp.float32(0))
     assert found[1] > 20 * found[0]
 
 
@@ -144,35 +153,36 @@ def test_equal_returns_are_half_won(outcome):
     np.testing.assert_allclose(old.wins / old.games, [0.5, np.nan], rtol=1e-6)
 
 
-def test_a_snapshot_takes_an_earlier_selfs_place_and_never_a_rules():
-    """Two earlier selves are 0 and 1, the rules 2 and 3; only every other update is due for a snapshot."""
-    state = PolicyState(
-        {"w": jnp.ones(2)}, None, standings=standings([1, 1, 1, 1, 1], [2, 2, 2, 2, 2])
+def test_a_snapshot_replaces_a_snapshot_and_no_rule():
+    """The snapshots are 0 and 1, the rules 2 and 3; a snapshot is taken in every other update."""
+    config, state = (
+        PolicyConfig(past_selves=2, past_selves_every=2),
+        PolicyState({"w": jnp.ones(2)}, None),
     )
-    state = state.replace(past=new_pool(state, 2))
-    memory = Memory(None, None, member=jnp.array([PRESENT, 0, 1, 2, 3]))
+    pool = PoolState(new_networks(state, 2), standings([1, 1, 1, 1, 1], [2, 2, 2, 2, 2]))
+    blocks = BlockState(jnp.array([PRESENT, 0, 1, 2, 3]))
     for done, taken in ((3, []), (4, [1])):
-        after, played = remember(state, memory, jnp.int32(done), every=2, size=2)
-        there = np.isin(memory.member, taken)
-        np.testing.assert_array_equal(played.member, np.where(there, NOBODY, memory.member))
+        after, played = take_snapshot(config, state, pool, blocks, jnp.int32(done))
+        is_taken = np.isin(blocks.active, taken)
+        np.testing.assert_array_equal(played.active, np.where(is_taken, REPLACED, blocks.active))
         np.testing.assert_array_equal(
             after.standings.games, np.where(np.isin(np.arange(5), taken), 0, 2)
         )
 
 
-def test_only_whole_episodes_against_present_selves_count():
-    """Two blocks of two replicas and two steps. In the first block the tagger's script has played 5 steps at the end of
-    the rollout, so 4 at that of its first step; in the second an earlier self of the runner plays."""
+def test_only_whole_episodes_without_other_opponents_count():
+    """Two blocks of two replicas and two steps. In the first block the tagger's script has acted for 5 steps at the end
+    of the rollout, so 4 at that of its first step; in the second block a snapshot of the runner acts."""
     played = Rollout(
         {}, {}, {}, {}, over=jnp.array([[True, True, True, True], [True, False, True, True]]), episode_return={},
         episode_length=jnp.array([[4, 5, 4, 4], [5, 5, 4, 9]]), episode_info={},
     )  # fmt: skip
-    tagger = Memory(None, None, member=jnp.array([2, 2]), since=jnp.array([5, 5]))
-    runner = Memory(None, None, member=jnp.array([PRESENT, 0]), since=jnp.array([50, 5]))
-    memory = {"tagger": tagger, "runner": runner, "bystander": Memory(None, None)}
+    tagger = BlockState(jnp.array([2, 2]), since=jnp.array([5, 5]))
+    runner = BlockState(jnp.array([PRESENT, 0]), since=jnp.array([50, 5]))
+    blocks = {"tagger": tagger, "runner": runner}
     of_tagger = [[True, False, False, False], [True, False, False, False]]
-    np.testing.assert_array_equal(whole_episodes(memory, played, "tagger"), of_tagger)
-    assert not whole_episodes(memory, played, "runner").any()
+    np.testing.assert_array_equal(whole_episodes(blocks, played, "tagger"), of_tagger)
+    assert not whole_episodes(blocks, played, "runner").any()
 
 
 class Ambush(Leaver):
@@ -181,20 +191,23 @@ class Ambush(Leaver):
     scripts = {"ambush": ("player", lambda env, state, params, key: state.time + jnp.arange(2))}  # noqa: RUF012
 
 
-def test_rules_act_where_they_play_and_nobody_else():
+def test_scripts_override_the_actions_of_their_blocks():
     env, config = Ambush(), PolicyConfig(agents=("player[1]",), opponents={"ambush": 0.3})
     assignment = assign_agents(
         env, env.default_params, {"first": config, "rest": PolicyConfig(agents=("player[0]",))}
     )
     policy = Policy("first", config, assignment["first"], None, None, None, None, None)
-    member, situation = (
-        jnp.array([PRESENT, 0]),
-        (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params),
+    acting = Acting(jnp.array([PRESENT, 0]), None)
+    situation = (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params)
+    act = with_opponents(
+        lambda policy, state, carry, *_: (jnp.full((4, 1), 9), {}, carry), acting, env, situation
     )
-    ruled = act_by_rule(
-        env, policy, member, None, situation, jax.random.split(KEY), jnp.full((4, 1), 9)
-    )
-    np.testing.assert_array_equal(ruled, [[9], [9], [0], [1]])
+    action, notes, _ = act(policy, None, None, jnp.zeros((4, 1)), jax.random.split(KEY), None)
+    np.testing.assert_array_equal(action, np.full((4, 1), 9))
+    np.testing.assert_array_equal(notes[VALID], [[True], [True], [False], [False]])
+    [(replicas, actions)] = notes[OVERRIDES]
+    np.testing.assert_array_equal(replicas, [False, False, True, True])
+    np.testing.assert_array_equal(actions, [[1], [1], [0], [1]])
 
 
 def test_a_script_plays_two_slices_of_its_group():

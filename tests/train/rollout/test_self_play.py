@@ -13,23 +13,23 @@ from probes import NETWORK, tiny_config, tiny_policy
 from wdjax import Box
 from wdjax.train import PolicyConfig, make_learner, with_hypers
 from wdjax.train.algorithms.ddpg.replay import Steps, empty_replay
-from wdjax.train.algorithms.returns import Experience
-from wdjax.train.algorithms.transforms import RewardScale, scale_reward
 from wdjax.train.rollout.scan import rollout
-from wdjax.train.rollout.self_play import (
-    NOBODY,
-    PRESENT,
-    draw_members,
-    learned_from,
-    new_pool,
-    remember,
-    selves_of,
-    take_over,
-    what_acting_reads,
+from wdjax.train.rollout.opponents import (
+    acting_networks,
+    acting_state,
+    draw_opponents,
+    forget,
+    new_networks,
+    take_snapshot,
 )
-from wdjax.train.state.normalization import Normalizer, new_statistics, observation_statistics
-from wdjax.train.state.rows import Rows
-from wdjax.train.state.state import Memory, PolicyState
+from wdjax.train.state.normalization import (
+    Normalizer,
+    discounted_returns,
+    new_statistics,
+    observation_statistics,
+    update_statistics,
+)
+from wdjax.train.state.state import PRESENT, REPLACED, BlockState, Memory, PolicyState, PoolState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -44,126 +44,108 @@ def self_of(number):
     return state.replace(gradient_steps=jnp.int32(number))
 
 
-def test_the_oldest_snapshot_is_written_over_by_hand():
-    """Three places, a snapshot every two updates; the parameters after update n are n."""
-    state = self_of(0)
-    state = state.replace(past=new_pool(state, 3))
-    step = jax.jit(remember, static_argnames="every")
-    pools, memory = [], Memory(None, None, member=jnp.array([PRESENT, 0, 1, 2]))
-    players = []
+def test_a_snapshot_replaces_the_oldest_one():
+    """Three snapshots, a new one every two updates; the parameters after update n are n."""
+    config = PolicyConfig(past_selves=3, past_selves_every=2)
+    pool, blocks = PoolState(new_networks(self_of(0), 3)), BlockState(jnp.array([PRESENT, 0, 1, 2]))
+    step = jax.jit(functools.partial(take_snapshot, config))
+    pools, active = [], []
     for n in range(1, 11):
-        state = self_of(n).replace(past=state.past)
-        state, after = step(state, memory, jnp.int32(n), every=2)
-        players.append(after.member.tolist())
-        np.testing.assert_array_equal(state.params["w"], n)
-        np.testing.assert_array_equal(state.past.gradient_steps, state.past.params["w"][:, 0])
-        pools.append(state.past.params["w"][:, 1].tolist())
+        pool, after = step(self_of(n), pool, blocks, jnp.int32(n))
+        active.append(after.active.tolist())
+        parameters = pool.networks.params["w"]
+        np.testing.assert_array_equal(pool.networks.gradient_steps, parameters[:, 0])
+        pools.append(parameters[:, 1].tolist())
     assert pools == [
         [0, 0, 0], [2, 0, 0], [2, 0, 0], [2, 4, 0], [2, 4, 0], [2, 4, 6], [2, 4, 6], [8, 4, 6], [8, 4, 6], [8, 10, 6]
     ]  # fmt: skip
     same, first, second, third = (
         [-1, 0, 1, 2],
-        [-1, NOBODY, 1, 2],
-        [-1, 0, NOBODY, 2],
-        [-1, 0, 1, NOBODY],
+        [-1, REPLACED, 1, 2],
+        [-1, 0, REPLACED, 2],
+        [-1, 0, 1, REPLACED],
     )
-    assert players == [
-        same,
-        first,
-        same,
-        second,
-        same,
-        third,
-        same,
-        first,
-        same,
-        second,
-    ]  # whose place is taken
+    assert active == [same, first, same, second, same, third, same, first, same, second]
 
 
-def test_a_pool_holds_what_acting_reads():
-    pool = new_pool(self_of(3), 2)
-    assert pool.opt_state is None
-    assert pool.past is None
-    assert pool.normalizer.obs.mean.shape == (2, 2)
-    np.testing.assert_array_equal(pool.params["w"], [[3, 3], [3, 3]])
+def test_pools_contain_acting_states_only():
+    networks = new_networks(self_of(3), 2)
+    assert networks.opt_state is None
+    assert networks.normalizer.obs.mean.shape == (2, 2)
+    np.testing.assert_array_equal(networks.params["w"], [[3, 3], [3, 3]])
 
 
 def drawn(fraction, num_blocks, key=KEY, size=3):
-    pool = jax.tree.map(
-        lambda *leaves: jnp.stack(leaves), *[what_acting_reads(self_of(i)) for i in range(size)]
+    pool = PoolState(
+        jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *[acting_state(self_of(i)) for i in range(size)]
+        )
     )
-    state = self_of(9).replace(past=pool)
-    config = PolicyConfig(past_selves=size)
-    return selves_of(
-        state, draw_members(config, state, jnp.float32(fraction), jnp.float32(0), key, num_blocks)
+    hypers = {"past_selves_fraction": jnp.float32(fraction)}
+    active = draw_opponents(
+        PolicyConfig(past_selves=size), pool, hypers, jnp.float32(0), key, num_blocks
     )
+    return acting_networks(self_of(9), pool, active)
 
 
-def test_who_plays_in_a_block_comes_from_the_key_and_the_block():
-    selves = drawn(0.6, 8)
+def test_the_opponent_of_a_block_follows_from_the_key_and_the_block():
+    acting = drawn(0.6, 8)
     for block in range(8):
-        coin_key, place_key = jax.random.split(jax.random.fold_in(KEY, block))
-        earlier = jax.random.uniform(coin_key) < 0.6
-        member = jax.random.randint(place_key, (), 0, 3) if earlier else PRESENT
-        assert selves.member[block] == member
-        np.testing.assert_array_equal(selves.learned.params["w"][block], member if earlier else 9)
-        assert selves.learned.gradient_steps[block] == (member if earlier else 9)
-    assert len(set(selves.member.tolist())) == 4  # all of them and the present one
-    np.testing.assert_array_equal(drawn(0.6, 4).member, selves.member[:4])
+        coin_key, opponent_key = jax.random.split(jax.random.fold_in(KEY, block))
+        is_past = jax.random.uniform(coin_key) < 0.6
+        opponent = jax.random.randint(opponent_key, (), 0, 3) if is_past else PRESENT
+        assert acting.active[block] == opponent
+        np.testing.assert_array_equal(
+            acting.networks.params["w"][block], opponent if is_past else 9
+        )
+        assert acting.networks.gradient_steps[block] == (opponent if is_past else 9)
+    assert len(set(acting.active.tolist())) == 4  # all snapshots and the policy itself
+    np.testing.assert_array_equal(drawn(0.6, 4).active, acting.active[:4])
 
 
-def test_how_often_who_plays():
-    assert set(drawn(0.0, 512).member.tolist()) == {PRESENT}
-    share = np.bincount(drawn(1.0, 4096).member + 1, minlength=4) / 4096
+def test_snapshots_are_equally_likely():
+    assert set(drawn(0.0, 512).active.tolist()) == {PRESENT}
+    share = np.bincount(drawn(1.0, 4096).active + 1, minlength=4) / 4096
     np.testing.assert_allclose(share, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.03)
-    share = np.bincount(drawn(0.3, 4096).member + 1, minlength=4) / 4096
+    share = np.bincount(drawn(0.3, 4096).active + 1, minlength=4) / 4096
     np.testing.assert_allclose(share, [0.7, 0.1, 0.1, 0.1], atol=0.03)
 
 
-def test_the_carry_starts_again_where_another_member_takes_over():
-    selves = drawn(0.6, 4).replace(member=jnp.array([PRESENT, 1, 1, 2]))
-    carry = (jnp.ones((8, 3, 2)), None)
-    before = Memory(carry, jnp.ones((8, 3)), member=jnp.array([PRESENT, PRESENT, 1, 1]))
-    after = take_over(before, selves, (jnp.full((8, 3, 2), 5.0), None))
+def test_carry_and_discounted_return_start_anew_with_another_opponent():
+    before = Memory((jnp.ones((8, 3, 2)), None), jnp.ones((8, 3)))
+    changed = jnp.array([False, True, False, True])
+    after = forget(before, changed, (jnp.full((8, 3, 2), 5.0), None))
     np.testing.assert_array_equal(after.carry[0][:, 2, 1], [1, 1, 5, 5, 1, 1, 5, 5])
-    np.testing.assert_array_equal(after.member, selves.member)
     np.testing.assert_array_equal(after.discounted_return[:, 2], [1, 1, 0, 0, 1, 1, 0, 0])
-    live = jnp.ones((8, 3), bool).at[1, 2].set(False)
-    np.testing.assert_array_equal(learned_from(live, selves), live & (jnp.arange(8) < 2)[:, None])
 
 
-def test_rewards_of_an_opponent_scale_nothing():
-    """The policy gets a reward of 1 per step and its opponent 100. They alternate between rollouts of 2 steps."""
-    memory = Memory(None, jnp.zeros((8, 1)), member=jnp.full(BLOCKS, PRESENT))
-    statistics, gamma = new_statistics(), 0.9
+def test_rewards_of_opponents_do_not_scale_rewards():
+    """The policy receives 1 in a step and its opponent 100; the opponent changes with every rollout of 2 steps."""
+    memory, statistics, gamma = Memory(None, jnp.zeros((8, 1))), new_statistics(), jnp.float32(0.9)
+    before = jnp.full(BLOCKS, PRESENT)
     for i in range(40):
-        member = jnp.where((jnp.arange(BLOCKS) + i) % 3 == 0, 1, PRESENT)
-        selves = drawn(0.6, BLOCKS).replace(member=member)
-        memory = take_over(memory, selves, None)
-        paid = jnp.where(jnp.repeat(member == PRESENT, 2), 1.0, 100.0)[None, :, None] * jnp.ones(
-            (2, 8, 1)
+        active = jnp.where((jnp.arange(BLOCKS) + i) % 3 == 0, 1, PRESENT)
+        memory, before = forget(memory, active != before, None), active
+        valid = jnp.repeat(active == PRESENT, 2)[None, :, None] & jnp.ones((2, 8, 1), bool)
+        reward = jnp.where(valid, 1.0, 100.0)
+        totals, last = discounted_returns(
+            memory.discounted_return, reward, jnp.zeros((2, 8), bool), gamma
         )
-        live = jnp.broadcast_to(learned_from(jnp.ones((8, 1), bool), selves), (2, 8, 1))
-        rows = Rows(None, None, paid, terminated=~live, live=live)
-        never = jnp.zeros((2, 8), bool)
-        data = Experience(rows, paid, live, never, jnp.float32(gamma), 1.0, last_obs=None)
-        scale = RewardScale(statistics, memory.discounted_return)
-        _, (statistics, last) = scale_reward(scale, data)
+        statistics = update_statistics(statistics, totals, valid)
         memory = memory.replace(discounted_return=last)
-    largest = 1 / (1 - gamma)  # the return of a reward of 1 in every step
-    assert statistics.mean + 3 * jnp.sqrt(statistics.variance) < largest
+    assert statistics.mean + 3 * jnp.sqrt(statistics.variance) < 1 / (
+        1 - gamma
+    )  # of rewards of 1 at most
 
 
-def test_a_target_of_several_steps_ends_where_an_opponent_takes_over():
+def test_n_step_targets_end_where_another_opponent_acts():
     """Blocks of 2 replicas and n-step targets of 3: of the two steps that wait, the last ends in the second block."""
     step = Steps(*(jax.ShapeDtypeStruct((), bool) if name in ("terminated", "over", "live") else
                    jax.ShapeDtypeStruct((), jnp.float32) for name in Steps.__dataclass_fields__))  # fmt: skip
     replay = empty_replay(
         step, num_envs=4, num_agents=1, num_blocks=2, capacity=8, n_step=3, rollout_length=2
     )
-    memory = Memory(None, None, replay, member=jnp.array([PRESENT, PRESENT]))
-    after = take_over(memory, drawn(0.6, 2).replace(member=jnp.array([PRESENT, 0])), None)
+    after = forget(Memory(None, None, replay), jnp.array([False, True]), None)
     np.testing.assert_array_equal(
         after.replay.pending.over[..., 0], [[0, 0], [0, 0], [0, 1], [0, 1]]
     )
@@ -219,10 +201,15 @@ def mixed(states, play):
     """Returns (a state, what is played on from it, [N] bool: by an earlier self of the first player)."""
     for state in states[0][2:]:
         after, played = play(state, KEY)
-        earlier = np.repeat(np.asarray(after.memory["first"].member) != PRESENT, 2)
+        earlier = np.repeat(np.asarray(after.opponents.blocks["first"].active) != PRESENT, 2)
         if 0 < earlier.sum() < 8:
             return state, played, earlier
     raise AssertionError("no rollout of both kinds")
+
+
+def active_in(state):
+    """Return the opponent of the first player in each block."""
+    return state.opponents.blocks["first"].active
 
 
 def assert_equal(a, b):
@@ -238,30 +225,29 @@ def differ(a, b):
 
 
 def with_wish(state, action):
-    """Returns a state in whose pool every self wants nothing but one action."""
-    first = state.policies["first"]
-    params = jax.tree.map(jnp.zeros_like, first.past.params)
+    """Return a state in which every snapshot takes one action."""
+    pool = state.opponents.pools["first"]
+    params = jax.tree.map(jnp.zeros_like, pool.networks.params)
     params["policy_head"]["bias"] = params["policy_head"]["bias"].at[:, action].set(50.0)
-    first = first.replace(past=first.past.replace(params=params))
-    return state.replace(policies={**state.policies, "first": first})
+    pool = pool.replace(networks=pool.networks.replace(params=params))
+    return state.replace(opponents=state.opponents.replace(pools={"first": pool}))
 
 
 def test_snapshots_are_the_policy_after_the_update(states):
     params = [state.policies["first"].params for state in states[0]]
     for num_updates, held in enumerate([(0, 0), (0, 0), (2, 0), (2, 0), (2, 4), (2, 4), (6, 4)]):
-        past = states[0][num_updates].policies["first"].past
+        past = states[0][num_updates].opponents.pools["first"].networks
         assert past.opt_state is None
         for place, snapshot in enumerate(held):
             assert_equal(jax.tree.map(lambda leaf, i=place: leaf[i], past.params), params[snapshot])
-    assert states[0][0].policies["second"].past is None
-    assert states[0][0].memory["second"].member is None
+    assert set(states[0][0].opponents.pools) == set(states[0][0].opponents.blocks) == {"first"}
 
 
 def test_each_rollout_draws_anew_who_plays(states):
-    members = np.stack([state.memory["first"].member for state in states[0]])
+    members = np.stack([state.opponents.blocks["first"].active for state in states[0]])
     np.testing.assert_array_equal(members[0], PRESENT)
     assert len(np.unique(members[1:], axis=0)) > 3
-    assert set(members[1:].ravel()) == {PRESENT, NOBODY, 0, 1}
+    assert set(members[1:].ravel()) == {PRESENT, REPLACED, 0, 1}
     assert [row["first/past_self_blocks"] for row in states[1]] == np.sum(
         members[1:] != PRESENT, axis=1
     ).tolist()
@@ -299,9 +285,7 @@ def test_the_memory_of_another_is_forgotten(states, play):
     seen = set()
     for state in states[0][1::2]:
         after, played = play(state, KEY)
-        changed = np.repeat(
-            np.asarray(after.memory["first"].member != state.memory["first"].member), 2
-        )
+        changed = np.repeat(np.asarray(active_in(after) != active_in(state)), 2)
         carry = played.first_carry["first"][0]
         np.testing.assert_array_equal(np.any(carry != 0, axis=(1, 2)), ~changed)
         assert_equal(carry[~changed], state.memory["first"].carry[0][~changed])
@@ -364,10 +348,7 @@ def test_a_population_sweeps_how_often_they_play(learner):
             with_hypers(learner.init(KEY), **{"first.past_selves_fraction": fraction})
         )
         mine = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-        assert_equal(
-            (mine.replicas, mine.memory["first"].member),
-            (alone.replicas, alone.memory["first"].member),
-        )
+        assert_equal((mine.replicas, active_in(mine)), (alone.replicas, active_in(alone)))
         assert_close(mine.policies["first"].params, alone.policies["first"].params)
 
 
@@ -392,7 +373,7 @@ def test_earlier_selves_add_no_rows_to_the_replay_buffer(off_policy):
     learner, start = off_policy
     np.testing.assert_array_equal(start.memory["first"].replay.ring.size, 2 * 12 - 2)
     mixed, metrics = learner.update(with_hypers(start, **{"first.past_selves_fraction": 0.5}))
-    own = np.asarray(mixed.memory["first"].member) == PRESENT
+    own = np.asarray(mixed.opponents.blocks["first"].active) == PRESENT
     assert 0 < own.sum() < BLOCKS
     assert metrics["first/past_self_blocks"] == BLOCKS - own.sum()
     assert metrics["first/live_fraction"] == own.mean()
@@ -413,7 +394,7 @@ def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
     for fraction in (0.0, 1 - 1e-6):
         after, played = play(with_hypers(state, **{"first.past_selves_fraction": fraction}), KEY)
         spread.append(np.std(played.rows["first"].action))
-    assert after.memory["first"].member.tolist() == [0] * BLOCKS
+    assert after.opponents.blocks["first"].active.tolist() == [0] * BLOCKS
     assert spread[0] < 0.3
     np.testing.assert_allclose(spread[1], 2 / np.sqrt(12), rtol=0.15)  # uniform in [-1, 1]
 

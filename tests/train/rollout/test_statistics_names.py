@@ -94,16 +94,19 @@ def test_metrics_of_an_algorithm_never_replace_those_of_the_learner():
         "learning_rate": 3,
         "user/learning_rate": 4,
         "opponent_games/past": 5,
+        "past_self_blocks": 6,
     }
-    reported = {"learning_rate": 6, "past_self_blocks": 7, "temperature": 9}
-    assert join_metrics(reported, own) == {
+    reported = {"learning_rate": 7, "temperature": 9}
+    assert join_metrics(reported, own, has_snapshots=True) == {
         **reported,
         "loss": 1,
         "user/learning_rate": 4,
         "user/episode_return": 2,
         "user/user/learning_rate": 3,
         "user/opponent_games/past": 5,
+        "user/past_self_blocks": 6,
     }
+    assert join_metrics({}, own, has_snapshots=False)["past_self_blocks"] == 6
 
 
 @pytest.mark.parametrize(("metric", "words"), [

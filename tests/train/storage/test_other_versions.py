@@ -79,3 +79,38 @@ def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
         pytest.raises(DamagedCheckpointError, match=message),
     ):
         restore(manager, 3, abstract_state(learner.setup))
+
+
+def in_class(value, **fields):
+    """Return a dataclass with the fields of a state and some more, as another version has it."""
+    fields = {
+        field.name: getattr(value, field.name) for field in dataclasses.fields(value)
+    } | fields
+    other = struct.dataclass(type("Other", (), {"__annotations__": dict.fromkeys(fields, object)}))
+    return other(**fields)
+
+
+def test_opponents_of_a_checkpoint_of_0_2_are_read(tmp_path):
+    """Until 0.2 they were part of policies and memories."""
+    side = {"network": {"hidden_sizes": [8]}, "past_selves": 2, "opponents": {"random": 0.1}}
+    config = load_config(
+        "tag_gridworld",
+        num_envs=4,
+        rollout_length=4,
+        policies={"tagger": side, "runner": {"network": {"hidden_sizes": [8]}}},
+    )
+    learner = make_learner(config)
+    state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
+    pool, blocks = state.opponents.pools["tagger"], state.opponents.blocks["tagger"]
+    blocks = blocks.replace(active=jnp.arange(4, dtype=jnp.int32) - 1)
+    state = state.replace(opponents=state.opponents.replace(blocks={"tagger": blocks}))
+    policy = in_class(state.policies["tagger"], past=pool.networks, standings=pool.standings)
+    memory = in_class(state.memory["tagger"], member=blocks.active, since=blocks.since)
+    old = in_class(state, opponents=None).replace(
+        policies={**state.policies, "tagger": policy}, memory={**state.memory, "tagger": memory}
+    )
+    with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
+        save(manager, 3, old, {"metrics_size": 0})
+    with open_checkpoints(tmp_path / "checkpoints", None) as manager:
+        found, _ = restore(manager, 3, abstract_state(learner.setup))
+    jax.tree.map(np.testing.assert_array_equal, numbers(found), numbers(state))
