@@ -1,1 +1,1 @@
-"""Whole episodes of learned policies, scripts and random play."""
+"""Evaluation over whole episodes: trained policies, networks, scripts and random play."""

@@ -1,4 +1,4 @@
-"""Results of whole episodes: returns, lengths and statistics; their means, standard errors and quantiles."""
+"""Results of whole episodes, with means, standard errors and quantiles."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from wdjax.metric_names import EVALUATED, STANDARD_ERROR, USER, divided_away, fr
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
-Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (the sum that is divided, the one that divides)
+Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (sum, divisor)
 
 
 class Episodes(struct.PyTreeNode):
@@ -41,47 +41,51 @@ def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[st
         {quantity: {"mean", "standard_error", "quantiles": {"0.05": ...}}}.
     """
     returns = {"length": value_statistics(episodes.episode_length), **return_statistics(episodes)}
-    found: dict[str, dict[str, Any]] = {}
-    taken = lambda name: name in returns or name in found  # noqa: E731
+    statistics: dict[str, dict[str, Any]] = {}
+
+    def taken(name: str) -> bool:
+        return name in returns or name in statistics
+
     for part in info_statistics(episodes, info_ratios):
         for name, numbers in part.items():
-            found[free_name(name, USER, taken)] = numbers
-    return found | returns
+            statistics[free_name(name, USER, taken)] = numbers
+    return statistics | returns
 
 
 def return_statistics(episodes: Episodes) -> dict[str, dict[str, Any]]:
     """Return the statistics of returns, by the names of `statistics`."""
     returns = {**episodes.group_return, **episodes.episode_return}
-    found = {f"{name} return": value_statistics(values) for name, values in returns.items()}
+    statistics = {f"{name} return": value_statistics(values) for name, values in returns.items()}
     for name, values in episodes.agent_return.items():
         if values.shape[1] > 1:
-            own = free_name(f"{name} agent return", USER, lambda name: name in found)
-            found[own] = value_statistics(values)
-    return found
+            free = free_name(f"{name} agent return", USER, lambda name: name in statistics)
+            statistics[free] = value_statistics(values)
+    return statistics
 
 
 def evaluation_metrics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, float | None]:
-    """Returns what an evaluation logs, by the names in metrics.jsonl, each mean with its "..._standard_error":
+    """Return the metrics of an evaluation, by their names in metrics.jsonl.
 
-    eval/episode_length, eval/NAME/episode_return of each policy and group, and the environment's statistics under
-    their names in training: eval/episode_INFO, eval/RATIO, eval/user/NAME of one that collides.
+    These are eval/episode_length, eval/NAME/episode_return of each policy and group, and the statistics of the
+    environment under their names in training: eval/episode_INFO, eval/RATIO, or eval/user/NAME if a name is taken.
+    Each mean has a standard error, "..._standard_error".
     """
     ratios, info = info_statistics(episodes, info_ratios)
     names = statistic_names(episodes.episode_info, info_ratios or {}, episodes.episode_return, episodes.group_return)
-    found = {"episode_length": value_statistics(episodes.episode_length)}
-    for own, part in zip(names, (info, ratios), strict=True):
-        found |= {own[name]: numbers for name, numbers in part.items()}
-    returns = {**episodes.group_return, **episodes.episode_return}  # of two with one name the policy's
-    found |= {f"{name}/episode_return": value_statistics(values) for name, values in returns.items()}
+    statistics = {"episode_length": value_statistics(episodes.episode_length)}
+    for metric_names, part in zip(names, (info, ratios), strict=True):
+        statistics |= {metric_names[name]: numbers for name, numbers in part.items()}
+    returns = {**episodes.group_return, **episodes.episode_return}  # a policy wins over a group of its name
+    statistics |= {f"{name}/episode_return": value_statistics(values) for name, values in returns.items()}
     metrics = {}
-    for name, numbers in found.items():
+    for name, numbers in statistics.items():
         name = f"{EVALUATED}/{name}"
         metrics |= {name: numbers["mean"], f"{name}{STANDARD_ERROR}": numbers["standard_error"]}
     return metrics
 
 
 def info_statistics(episodes: Episodes, info_ratios: Ratios | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns (statistics of the environment's ratios, those of its other sums), by name."""
+    """Return (statistics of the environment's ratios, statistics of its other sums), by name."""
     ratios, info = info_ratios or {}, {name: np.asarray(v, np.float64) for name, v in episodes.episode_info.items()}
     divided = divided_away(ratios)
     of_ratios = {name: ratio_statistics(info[total], info[count]) for name, (total, count) in ratios.items()}
@@ -89,8 +93,11 @@ def info_statistics(episodes: Episodes, info_ratios: Ratios | None) -> tuple[dic
 
 
 def value_statistics(values: Any) -> dict[str, Any]:
-    """Of [E] or [E, n] values of E independent episodes: the standard error of the mean is s / sqrt(E), with s the
-    deviation (of E - 1) of the episodes' means; None for one episode."""
+    """Return the statistics of [E] or [E, n] values of E independent episodes.
+
+    The standard error of the mean is s / sqrt(E), with s the standard deviation (ddof = 1) of the means of the
+    episodes; None for one episode.
+    """
     values = np.asarray(values, np.float64)
     by_episode = values.reshape(len(values), -1).mean(axis=1)
     error = float(np.std(by_episode, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
@@ -98,8 +105,11 @@ def value_statistics(values: Any) -> dict[str, Any]:
 
 
 def ratio_statistics(total: np.ndarray, count: np.ndarray) -> dict[str, Any]:
-    """Of R = sum(total) / sum(count) over E episodes, [E] each: its standard error is that of the mean of
-    (total - R count) / mean(count); quantiles are over the episodes that count anything. None where nothing does."""
+    """Return the statistics of the ratio R = sum(total) / sum(count) over E episodes, [E] each.
+
+    The standard error of R is the standard error of the mean of (total - R count) / mean(count). Quantiles are over the
+    episodes with a positive count. All are None without one.
+    """
     if not count.sum():
         return {"mean": None, "standard_error": None, "quantiles": dict.fromkeys(map(str, QUANTILES))}
     ratio, some = total.sum() / count.sum(), count > 0
@@ -108,5 +118,5 @@ def ratio_statistics(total: np.ndarray, count: np.ndarray) -> dict[str, Any]:
 
 
 def quantiles(values: np.ndarray) -> dict[str, float]:
-    """Returns {"0.05": ...} over all values, linear between the two nearest."""
+    """Return {"0.05": ...} over all values, with linear interpolation."""
     return dict(zip(map(str, QUANTILES), np.quantile(values, QUANTILES).tolist(), strict=True))

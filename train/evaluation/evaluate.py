@@ -44,8 +44,8 @@ from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 from wdjax.vector import select
 
-MOST_EPISODES = 10_000_000  # side by side: of many more, XLA ends the process for want of memory, without an error
-MAX_STEPS = 20_000  # of an episode that is evaluated, unless one says otherwise
+MOST_EPISODES = 10_000_000  # at once: with many more, XLA ends the process without an error
+MAX_STEPS = 20_000  # default maximum length of an episode
 Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Script | str]]
 
 
@@ -86,8 +86,10 @@ def evaluate(
 
 
 def lower_evaluation(learner: Learner, like: TrainState, num_episodes: int, greedy: bool) -> jax.stages.Lowered:
-    """Traces the program of `evaluate` for what was learned alone, from the shapes of a state: it can be compiled
-    beside other work, and be given to `begin_evaluation`."""
+    """Trace the program of `evaluate` for the policies of a run, from the shapes of a state.
+
+    It can be compiled in the background and passed to `begin_evaluation`.
+    """
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
     game = make_game(learner.setup, like, *choose_players(learner, like))
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -97,22 +99,25 @@ def lower_evaluation(learner: Learner, like: TrainState, num_episodes: int, gree
 def begin_evaluation(
     learner: Learner, state: TrainState, key: jax.Array, program: jax.stages.Compiled
 ) -> tuple[Any, ...]:
-    """Begins `evaluate` of what was learned, by a program of `lower_evaluation`. Returns what `end_evaluation` takes:
-    arrays of the device, for which nobody has waited yet."""
+    """Begin `evaluate` of the policies of a run, with a program from `lower_evaluation`.
+
+    Returns:
+        Arrays that may not be computed yet, for `end_evaluation`.
+    """
     return program(make_game(learner.setup, state, *choose_players(learner, state)), key)
 
 
 def end_evaluation(learner: Learner, played: tuple) -> Episodes:
-    """Waits for what was begun. Returns its Episodes; raises UnfinishedEpisodeError."""
+    """Wait for the results of `begin_evaluation`. Raise UnfinishedEpisodeError as `evaluate`."""
     return episodes_of(learner.env, learner.setup.assignments, *counted(*played, MAX_STEPS))
 
 
 def choose_players(
     learner: Learner, state: TrainState, random: Sequence[str] = (), players: Mapping[str, Any] | None = None
 ) -> tuple[list[list[Candidate]], list[Candidate]]:
-    """Returns (by role: all that may play it, by role: who does).
+    """Return (candidates of each role, chosen candidate of each role).
 
-    What was learned and random play are always among the first: all choices between them share one program.
+    The trained policy and random play are always candidates, so that all choices between them share one program.
     """
     require(not isinstance(random, str), "random", random, "a list of policy or role names", TypeError)
     if not isinstance(players, Mapping | None):
@@ -183,7 +188,11 @@ def cross_play(
 
 
 def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Opponents) -> list[list[Player]]:
-    """Returns the players of each role, `first` among them; raises for what is no player or plays no role."""
+    """Return the players of each role, starting with `first`.
+
+    Raises:
+        TypeError, ValueError: for an invalid player, or one that fills no role.
+    """
     require(not isinstance(opponents, str), "opponents", opponents, "a list of players", TypeError)
     by_role = opponents if isinstance(opponents, Mapping) else {role.name: opponents for role in roles}
     for name in by_role:
@@ -210,10 +219,10 @@ def play_in_turns(
     game: Game, assignments: Mapping[str, Assignment], key: jax.Array, num_episodes: int, greedy: bool, max_steps: int,
     batch: int | None,
 ) -> Episodes:  # fmt: skip
-    """Plays a game, `batch` replicas at a time. Returns its Episodes, by the policies or roles of the assignments.
+    """Evaluate a game with at most `batch` replicas at once. Return Episodes by the names of the assignments.
 
     Raises:
-        UnfinishedEpisodeError: where an episode is longer than max_steps.
+        UnfinishedEpisodeError: if an episode is longer than max_steps.
     """
     require_key(key)
     require_integer("num_episodes", num_episodes, 1)
@@ -227,13 +236,13 @@ def play_in_turns(
     turns = []
     for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):
         turns.append(counted(*play_episodes(game, turn_key, size, greedy, max_steps), max_steps))
-    # What the last turn played too much is cut off by place: by who ended first would favour the short ones.
+    # Surplus episodes of the last batch are dropped by index. Dropping the last to end would favor short episodes.
     joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
     return episodes_of(game.env, assignments, *joined)
 
 
 def counted(returns: Any, length: Any, info: Any, finished: Any, max_steps: int) -> tuple:
-    """Returns what `play_episodes` has counted, on the host; raises UnfinishedEpisodeError."""
+    """Return the results of `play_episodes` on the host. Raise UnfinishedEpisodeError."""
     returns, length, info, finished = jax.device_get((returns, length, info, finished))
     if not finished.all():
         raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least the length of the longest episode")
@@ -244,13 +253,13 @@ def episodes_of(
     env: Env, assignments: Mapping[str, Assignment], returns: Mapping[str, np.ndarray], length: np.ndarray,
     info: Mapping[str, np.ndarray],
 ) -> Episodes:  # fmt: skip
-    """Returns Episodes, by the policies or roles of the assignments, from what was `counted`."""
-    own = {name: gather(assignment, returns) for name, assignment in assignments.items()}
+    """Return the results of `counted` as Episodes, by the names of the assignments."""
+    agent_return = {name: gather(assignment, returns) for name, assignment in assignments.items()}
     return Episodes(
-        episode_return={name: values.sum(axis=1) for name, values in own.items()},
+        episode_return={name: values.sum(axis=1) for name, values in agent_return.items()},
         episode_length=length,
         episode_info=info,
-        agent_return=own,
+        agent_return=agent_return,
         group_return={group: returns[group].sum(axis=1) for group in group_sizes(env)},
     )
 
@@ -259,7 +268,7 @@ def episodes_of(
 def play_episodes(
     game: Game, key: jax.Array, num_episodes: int, greedy: bool, max_steps: int
 ) -> tuple[dict[str, jax.Array], jax.Array, dict[str, jax.Array], jax.Array]:
-    """Steps `num_episodes` replicas until every first episode is over; no replica is reset.
+    """Step `num_episodes` replicas until the first episode of each is over, without resets.
 
     Returns:
         (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info [E], finished [E]).
@@ -293,10 +302,11 @@ def play_episodes(
 
 
 def no_evaluation(learner: Learner, state: TrainState | None = None) -> dict[str, None]:
-    """Returns the fields of a run's evaluation where there is none: every line of metrics.jsonl has the same.
+    """Return the evaluation fields of a row of metrics.jsonl without an evaluation.
 
     Args:
-        state: of the run; None: it is traced to know of what the environment tells.
+        learner: learner of the run.
+        state: state of the run; None: its shapes are traced.
     """
     config, env, zero = learner.config, learner.env, np.zeros(1)
     if not config.evaluates:

@@ -1,4 +1,4 @@
-"""A trained policy without wdjax: its function as StableHLO, its numbers as arrays (docs/how_to/policies.md)."""
+"""Export of trained policies as StableHLO functions and NumPy arrays (docs/how_to/policies.md)."""
 
 import functools
 from pathlib import Path
@@ -17,18 +17,19 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path]:
-    """Writes NAME.stablehlo and NAME.npz of a policy. Returns their paths.
+    """Write NAME.stablehlo and NAME.npz of a policy and return their paths.
 
-    The first is a function (obs, memory, key, greedy) -> (action, memory), with the parameters in it, for
+    NAME.stablehlo is a function (obs, memory, key, greedy) -> (action, memory) that contains the parameters. Call it
+    with
 
         jax.export.deserialize(bytearray(file.read_bytes())).call(obs, memory, key, greedy)
 
-    where obs and memory are those of `TrainedPolicy.act` with one leading axis of any size, key is [size, 2] uint32,
-    two numbers for each row that decide what is drawn, and greedy () bool takes the most likely actions in its place.
-    The second holds parameters and running statistics by their places, "params/policy_head/kernel".
+    where obs and memory are the arguments of `TrainedPolicy.act` with one leading axis of any size, key is [size, 2]
+    uint32, the random key of each row, and greedy () bool selects the most likely actions. NAME.npz contains parameters
+    and running statistics by their paths, such as "params/policy_head/kernel".
 
     Raises:
-        ImportError: without flatbuffers.
+        ImportError: if flatbuffers is not installed.
     """
     try:
         import flatbuffers  # noqa: F401
@@ -38,7 +39,10 @@ def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path
     folder, name = Path(folder), policy.actor.policy.name
     folder.mkdir(parents=True, exist_ok=True)
     (batch,) = jax.export.symbolic_shape("batch")
-    rows = lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape), leaf.dtype)  # noqa: E731
+
+    def rows(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch, *leaf.shape), leaf.dtype)
+
     obs = jax.tree.map(rows, sample_shapes(policy.observation_space))
     memory = jax.tree.map(rows, jax.eval_shape(policy.init_memory))
     key, greedy = jax.ShapeDtypeStruct((batch, 2), jnp.uint32), jax.ShapeDtypeStruct((), bool)

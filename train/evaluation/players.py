@@ -77,10 +77,10 @@ class Player:
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """Some agents of one group, played together."""
+    """Agents of one group that one player controls."""
 
     name: str
-    policy: str  # of the run that defines the game
+    policy: str  # policy of these agents in the run that defines the game
     assignment: Assignment
 
     @property
@@ -89,7 +89,7 @@ class Role:
 
 
 def roles_of(setup: Setup) -> list[Role]:
-    """Returns a role for each policy, with its name; for each group of a policy with several: "shared/tagger"."""
+    """Return a role for each policy; for a policy with several groups, one per group ("shared/tagger")."""
     roles = []
     for name, policy in setup.policies.items():
         segments = policy.assignment.segments
@@ -103,19 +103,19 @@ def roles_of(setup: Setup) -> list[Role]:
 
 @struct.dataclass
 class Game:
-    """What is played, and by whom. Those that differ in their arrays alone share a compiled program."""
+    """An environment and the actors of each role. Games that differ only in arrays share a compiled program."""
 
     env: Env = struct.field(pytree_node=False)
-    casts: tuple[tuple[Actor, ...], ...] = struct.field(pytree_node=False)  # by role: all that may play it
-    which: list[Any]  # by role, () int32: who of its cast acts; nobody else costs anything
-    learned: list[tuple]  # by role, what each of its cast has learned
+    casts: tuple[tuple[Actor, ...], ...] = struct.field(pytree_node=False)  # by role: its possible actors
+    which: list[Any]  # by role, () int32: index of the actor in the cast; the others cost nothing
+    learned: list[tuple]  # by role: learned state of each actor in the cast
     env_params: Any
 
     @property
     def views(self) -> tuple[Env, ...]:
-        """The game's environment, and those that are it but for what they show: whose observations somebody reads."""
-        own = [actor.env for cast in self.casts for actor in cast if actor.env is not None]
-        return tuple(dict.fromkeys([self.env, *own]))
+        """The environment, and variants of it with the observations that some actors were trained on."""
+        variants = [actor.env for cast in self.casts for actor in cast if actor.env is not None]
+        return tuple(dict.fromkeys([self.env, *variants]))
 
     def reset(self, keys: jax.Array) -> tuple[tuple, VectorState, list[tuple]]:
         """Start N episodes, keys [N]; return the first carry of `play_step`."""
@@ -124,33 +124,33 @@ class Game:
         return tuple(obs for obs, _ in starts), replicas, self.init_carries(len(keys))
 
     def shown_to(self, actor: Actor, obs: tuple) -> Any:
-        """Returns what an actor sees, as it was trained (it may see its type), [N, n, ...]; obs: of each view."""
+        """Return the observations of an actor, [N, n, ...], from the observations of each view."""
         view = actor.env or self.env
         return gather_observation(actor.policy.assignment, to_groups(view, obs[self.views.index(view)]))
 
     def init_carries(self, num_envs: int) -> list[tuple]:
-        """Returns what the actors of each role carry into the first step of an episode; None where nothing is."""
+        """Return the carries of the actors of each role at the start of an episode; None without memory."""
 
-        def init(own: Actor, learned: Any) -> Any:
-            if own.kind == "learned":
-                return own.policy.algorithm.init_carry(own.policy, num_envs)
-            rows = num_envs, own.policy.assignment.num_agents
+        def init(actor: Actor, learned: Any) -> Any:
+            if actor.kind == "learned":
+                return actor.policy.algorithm.init_carry(actor.policy, num_envs)
+            rows = num_envs, actor.policy.assignment.num_agents
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*rows, *leaf.shape)), learned)
 
-        return [tuple(map(init, cast, own)) for cast, own in zip(self.casts, self.learned, strict=True)]
+        return [tuple(map(init, cast, states)) for cast, states in zip(self.casts, self.learned, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """A player who sits ready for a role: which of the role's actors it is, and what that has learned."""
+    """A player with the actor and the learned state that it uses in a role."""
 
     player: Player
     actor: Actor
-    learned: Any  # its PolicyState; of a network of one's own the memory of one agent; None
+    learned: Any  # PolicyState; for a custom network the initial memory of one agent; otherwise None
 
 
 def as_player(setup: Setup, player: Player | Script | str) -> Player:
-    """Returns the player of a name ("random", or one of the game's scripts); a bare function plays the only group."""
+    """Return the player of a name ("random" or a script of the environment), a function or a trained policy."""
     if isinstance(player, Player):
         return player
     if isinstance(player, TrainedPolicy):
@@ -168,7 +168,7 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
 
 
 def plays(setup: Setup, player: Player, role: Role) -> bool:
-    """Returns whether a role is one that this player can take; raises where its script's group is not known."""
+    """Return whether a player can fill a role. Raise ValueError if its group is unknown or must be named."""
     if player.script is None and player.network is None:
         return True
     if isinstance(player.network, TrainedPolicy) and player.group is None:
@@ -183,7 +183,11 @@ def plays(setup: Setup, player: Player, role: Role) -> bool:
 
 
 def seat(setup: Setup, player: Player, role: Role) -> Candidate:
-    """Returns a player ready for a role; raises ValueError where its run is one of another game, or a population."""
+    """Return a player as a candidate for a role.
+
+    Raises:
+        ValueError: if its run has another environment or is a population.
+    """
     own = dataclasses.replace(setup.policies[role.policy], assignment=role.assignment)
     if player.script is not None:
         return Candidate(player, Actor(own, "script", player.script), None)
@@ -213,8 +217,18 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
 def seat_policy(
     player: Player, policy: Policy, learned: PolicyState, role: Role, view: Env | None = None
 ) -> Candidate:
-    """Returns a player ready for a role who plays what a policy has learned, on what a view of the game shows, or the
-    game itself; raises ValueError for other spaces."""
+    """Return a player with a trained policy as a candidate for a role.
+
+    Args:
+        player: the player.
+        policy: the policy.
+        learned: its learned state.
+        role: the role.
+        view: environment with the observations that the policy was trained on; None: that of the game.
+
+    Raises:
+        ValueError: if the spaces or the agent types differ.
+    """
     spaces = [(a.bare_space, a.action_space)[view is not None :] for a in (policy.assignment, role.assignment)]
     require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {policy.name}", spaces[0], f"{spaces[1]}")
     known = {agent for part in policy.assignment.types for agent in part.agents} or set(role.assignment.agents)
@@ -227,8 +241,7 @@ def seat_policy(
 
 
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:
-    """Raises ValueError, naming what differs, where another run's environment has other rules: a static field that
-    changes more than what is shown."""
+    """Raise ValueError if another run has another environment; static fields in `Env.shown_by` may differ."""
     expected, found = setup.config.env, other.config.env
     require(found == expected, f"player {name!r}: env", found, f"{expected!r}, the environment of the other run")
     for field in static_names(setup.env):
@@ -241,10 +254,10 @@ def require_same_game(setup: Setup, other: Setup, name: str) -> None:
 def make_game(
     setup: Setup, state: TrainState, candidates: Sequence[Sequence[Candidate]], chosen: Sequence[Candidate]
 ) -> Game:
-    """Returns the game of a run in which each role is played by the chosen one of its candidates.
+    """Return the game of a run in which the chosen candidate of each role acts.
 
-    An actor that does not act in it holds what any candidate of its kind has learned: all games of these candidates
-    have the same shapes, and so share one compiled program.
+    An actor that does not act has the learned state of any of its candidates, so that all games of these candidates
+    have the same shapes and share one compiled program.
     """
     casts = tuple(tuple(dict.fromkeys(seat.actor for seat in seats)) for seats in candidates)
     which, learned = [], []
@@ -284,7 +297,7 @@ def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Arr
 def _act(
     game: Game, cast: tuple[Actor, ...], k: int, greedy: bool, carry: tuple, shared: tuple
 ) -> tuple[jax.Array, tuple]:
-    """Actor k of a cast acts; what the others carry stays as it is."""
+    """Let actor k of a cast act. The carries of the others do not change."""
     learned, obs, keys, situation = shared
     seen = game.shown_to(cast[k], obs)
     action, after = cast[k].choose(game.env, learned[k], carry[k], seen, keys, situation, greedy)

@@ -68,20 +68,24 @@ class TrainedPolicy:
         """
         parts = sample_shapes(self.observation_space)
         leading = self._leading_axes(obs, parts)
-        start, shapes = self.init_memory(*leading), lambda tree: jax.tree.map(jnp.shape, tree)
+        start = self.init_memory(*leading)
         memory = start if memory is None else memory
-        same = jax.tree.structure(memory) == jax.tree.structure(start) and shapes(memory) == shapes(start)
-        require(same, "memory shapes", shapes(memory), f"{shapes(start)}, as returned by `act`")
+        shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (memory, start))
+        same = jax.tree.structure(memory) == jax.tree.structure(start) and shapes == expected
+        require(same, "memory shapes", shapes, f"{expected}, as returned by `act`")
         size = math.prod(leading)
         rows = jax.tree.map(lambda leaf, part: jnp.reshape(leaf, (size, 1, *part.shape)), obs, parts)
         carry = jax.tree.map(lambda leaf: jnp.reshape(leaf, (size, 1, *leaf.shape[len(leading) :])), memory)
         keys = jax.random.split(jax.random.key(0) if key is None else key)
         action, carry = self.actor.choose(None, self.learned, carry, rows, keys, (), key is None)
-        unfold = lambda leaf: jnp.reshape(leaf, (*leading, *leaf.shape[2:]))  # noqa: E731
+
+        def unfold(leaf: jax.Array) -> jax.Array:
+            return jnp.reshape(leaf, (*leading, *leaf.shape[2:]))
+
         return unfold(action), jax.tree.map(unfold, carry)
 
     def _leading_axes(self, obs: Any, parts: Any) -> tuple[int, ...]:
-        """Return the axes of agents that observations have before those of one agent, `parts`; raise as `act`."""
+        """Return the leading axes of observations, before the axes of one agent in `parts`. Raise as `act`."""
         shapes = jax.tree.map(jnp.shape, obs), jax.tree.map(lambda part: part.shape, parts)
         first, part = jnp.shape(next(iter(jax.tree.leaves(obs)), 0)), jax.tree.leaves(parts)[0]
         leading = first[: len(first) - part.ndim]
@@ -116,6 +120,6 @@ def trained_policy(learner: Learner, state: TrainState, policy: str | None = Non
 
 
 def learned_part(state: PolicyState) -> PolicyState:
-    """Returns what acting needs of a policy, on one device."""
+    """Return the part of a policy's state that acting needs, on one device."""
     state = one_copy(state)
-    return PolicyState(state.params, None, state.normalizer)  # what only learning needs stays behind
+    return PolicyState(state.params, None, state.normalizer)

@@ -27,7 +27,7 @@ from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import by_place
 
 MAX_STEPS = 1_000
-OBS_BYTES = 256 * 2**20  # of an episode for the player, whatever its length turns out to be: it shows a small part
+OBS_BYTES = 256 * 2**20  # maximum size of MAX_STEPS observations to include in an HTML player
 
 
 class Trajectory(struct.PyTreeNode):
@@ -83,8 +83,11 @@ def record_episode(
     require_integer("max_steps", max_steps, 1)
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, state, [[player] for player in chosen], chosen)
-    is_key = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)  # noqa: E731  (NumPy has no such)
-    # by the host's copy: wherever the state lies, the program is the one that `compile_recording` makes
+
+    def is_key(leaf: Any) -> bool:
+        return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+    # a copy on the host, so that the program of `compile_recording` fits wherever the state lies
     game = jax.tree.map(lambda leaf: leaf if is_key(leaf) else jax.device_get(leaf), game)
     record = functools.partial(_record_jit, greedy=greedy, max_steps=max_steps, observations=observations)
     recorded = (program or record)(game, key)
@@ -98,8 +101,7 @@ def record_episode(
 
 
 def compile_recording(learner: Learner, like: TrainState) -> jax.stages.Compiled:
-    """Returns the program of `save_episode`'s pictures, compiled from the shapes of a state beside other work: they are
-    then drawn without waiting for it."""
+    """Compile the program of `record_episode` with default arguments, from the shapes of a state."""
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
     _, chosen = choose_players(learner, like)
     game = make_game(learner.setup, like, [[player] for player in chosen], chosen)
@@ -130,7 +132,7 @@ def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observ
 
 
 def _obs_bytes(learner: Learner, state: TrainState) -> int:
-    """Returns how many bytes everybody's obs of one step is."""
+    """Return the size of the observations of one step in bytes."""
     obs = jax.eval_shape(learner.env.reset, jax.random.key(0), state.env_params)[0]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(obs))
 

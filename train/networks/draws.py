@@ -1,4 +1,4 @@
-"""What a rollout draws: keys for every step and block of replicas, and the numbers that stand for actions."""
+"""Actions sampled from network outputs, with keys by block of replicas or from uniform numbers."""
 
 import functools
 
@@ -29,11 +29,11 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
 
 
 def draws_by_uniform(distribution: Distribution) -> bool:
-    """Return whether `choose` gives the actions of `sample`, from numbers that are drawn before."""
+    """Return whether `choose` returns the actions of `sample` from uniform numbers."""
     return isinstance(distribution, Categorical) and not overridden(distribution, Categorical, ["sample"])
 
 
 def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
-    """Returns the numbers in [0, 1) by which `sample_blocks` chooses actions, [N, n, components], from [B] keys."""
+    """Draw the numbers in [0, 1) for `sample_blocks`, [N, n, components], from [B] keys."""
     draw = functools.partial(jax.random.uniform, dtype=jnp.float32)
     return draw_blocks(draw, keys, (num_envs, num_agents, len(distribution.sizes)))

@@ -1,1 +1,1 @@
-"""Rollouts: policies act in replicas for some steps."""
+"""Rollouts, their opponents and their metrics."""

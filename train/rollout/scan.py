@@ -1,4 +1,4 @@
-"""A rollout: every policy acts in every replica for `rollout_length` steps, as one scan."""
+"""Rollouts: policies act in all replicas for `rollout_length` steps, in one scan."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from wdjax.train.state.state import TrainState, current_hypers
 
 
 def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState, Rollout]:
-    """Step every replica `rollout_length` times. Return the state after them and what happened."""
+    """Step every replica `rollout_length` times. Return the state after them and the rollout."""
     config = setup.config
     hypers = current_hypers(config, state)
     keys = step_keys(key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards())
@@ -31,15 +31,26 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     if "global_state" in setup.keeps:
         last_state = setup.context.global_state(replicas.env_state, obs, state.env_params)
     played = Rollout(rows, first_carry, carries, last_obs, *episodes, last_global_state=last_state)
-    return state, jax.tree.map(lambda leaf: leaf, played)  # every dict in the order that jax gives those of the scan
+    return state, jax.tree.map(lambda leaf: leaf, played)  # sort every dict, as the scan does
 
 
 def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
-    """All steps of a rollout, keys [T, 1 + policies, num_blocks]; see play_step. Returns leaves [T, N, ...]."""
+    """Scan `play_step` over a rollout.
+
+    Args:
+        given: constant inputs.
+        carry: as for `play_step`.
+        keys: [T, 1 + policies, num_blocks].
+
+    Returns:
+        (carry, (rows by policy, episodes)), leaves [T, N, ...].
+    """
     setup = given.setup
     players = {name: own.algorithm.before_rollout(own, given.players[name]) for name, own in setup.policies.items()}
     given = dataclasses.replace(given, players=players)
 
-    step = lambda carry, drawn: play_step(given, carry, *drawn)  # noqa: E731
+    def step(carry: tuple, drawn: tuple) -> tuple[tuple, tuple]:
+        return play_step(given, carry, *drawn)
+
     drawn = setup.engine.draw(setup, given.opponents, keys)
     return setup.engine.scan_steps(step, carry, drawn, setup.config.rollout_unroll)

@@ -1,4 +1,4 @@
-"""One step of all replicas: every policy acts, the game advances, and what follows is noted in rows."""
+"""One step of a rollout: policies act, replicas advance, and the transitions are collected."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,28 +18,29 @@ from wdjax.vector import select
 
 @dataclasses.dataclass(frozen=True)
 class StepInputs:
-    """What is the same in all steps of a rollout."""
+    """Inputs that are constant during a rollout."""
 
     setup: Setup
     players: Mapping[str, Any]
-    """by policy, what it has learned: a PolicyState, or what `Algorithm.before_rollout` has made of it"""
+    """by policy: PolicyState, or the result of `Algorithm.before_rollout`"""
     hypers: Mapping[str, Hypers]
-    """of each policy; schedules read off"""
+    """by policy, with schedules evaluated"""
     env_params: Any
     opponents: Mapping[str, Acting] = dataclasses.field(default_factory=dict)
-    """of policies that have a pool"""
+    """by policy with an opponent pool"""
 
 
 def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str, jax.Array]) -> tuple:
-    """One step of all replicas, the body of the scan.
+    """Step all replicas once: the body of the scan over a rollout.
 
     Args:
-        carry: (replicas, obs, live) as in TrainState, and what each policy carries from step to step.
-        env_key: [num_blocks], the environment's, or what `VectorEnv.draw_keys` drew from it.
-        draws: by policy, [num_blocks] keys, or what else its actions are drawn by (`sample_blocks`).
+        given: constant inputs.
+        carry: (replicas, obs, live) as in TrainState, and the carry of each policy.
+        env_key: [num_blocks] keys of the environment, or the result of `VectorEnv.draw_keys`.
+        draws: by policy, [num_blocks] keys or uniform numbers (`sample_blocks`).
 
     Returns:
-        (carry, (rows by policy, episodes)), see Rollout.
+        (carry, (rows by policy, episodes)), as in Rollout.
     """
     replicas, obs, live, carries = carry
     drafts, carries = choose_actions(given, obs, carries, draws, env_state=replicas.env_state)
@@ -49,13 +50,20 @@ def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str,
 def choose_actions(
     given: StepInputs, obs: Mapping[str, Any], carries: Mapping[str, Any], draws: Mapping[str, jax.Array],
     call: Callable[..., tuple] = lambda act, *arguments: act(*arguments), env_state: Any = None,
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
-    """Let every policy act. Return (drafts by policy: obs, action and notes, carries).
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Let every policy act.
 
     Args:
-        draws: by policy, what its actions are drawn by (`sample_blocks`).
-        call: how a policy's `Algorithm.act` is called.
-        env_state: states of the environment [N, ...], for opponents that are scripts.
+        given: constant inputs.
+        obs: observations by group.
+        carries: by policy.
+        draws: by policy, [num_blocks] keys or uniform numbers (`sample_blocks`).
+        call: called with `Algorithm.act` and its arguments.
+        env_state: environment states [N, ...], for opponents that are scripts.
+
+    Returns:
+        (drafts by policy, carries by policy). A draft contains the fields of Rows that are known
+        before the step: obs, action and the notes of `act`.
     """
     drafts, carries_after = {}, {}
     for name, policy in given.setup.policies.items():
@@ -71,11 +79,16 @@ def choose_actions(
 def advance(
     given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]], key: Any
 ) -> tuple:
-    """What follows from the actions of all policies, `drafts` of `choose_actions`; see play_step.
+    """Advance all replicas by the actions of all policies.
 
     Args:
-        carry: as play_step has it, but for what the policies carry: that of `choose_actions`.
-        key: of the environment, [num_blocks], or what `VectorEnv.draw_keys` drew from it.
+        given: constant inputs.
+        carry: as for `play_step`, with the carries returned by `choose_actions`.
+        drafts: from `choose_actions`.
+        key: [num_blocks] keys of the environment, or the result of `VectorEnv.draw_keys`.
+
+    Returns:
+        As `play_step`.
     """
     setup, (replicas, obs, live, carries) = given.setup, carry
     keeps_state = "global_state" in setup.keeps
@@ -91,7 +104,7 @@ def advance(
         draft.pop(OVERRIDES, None)
         valid = draft.pop(VALID, None)
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
-        now_cut = None if cut is None else cut & own_live  # it stays truncated
+        now_cut = None if cut is None else cut & own_live  # truncated in this step
         final_obs = gather_observation(policy.assignment, info["final_obs"])
         rows[name] = Rows(
             **draft,
@@ -119,7 +132,7 @@ def advance(
 
 
 def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array | None) -> dict[str, jax.Array]:
-    """Returns the fields of Rows that say who had a choice, and where something truncates who would have one next."""
+    """Return the fields of Rows for `decisions_only`: whether the mask allows several actions."""
     decides = {"decides": policy.decides(obs)}
     return decides if truncated is None else {**decides, "final_decides": policy.decides(final_obs)}
 
@@ -127,7 +140,7 @@ def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array |
 def to_spaces(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, jax.Array]:
     """Return the actions that the environment receives, by policy [N, n, ...]."""
     inside = {name: policy.distribution.to_space(drafts[name]["action"]) for name, policy in setup.policies.items()}
-    for name, assignment in setup.assignments.items():  # discrete actions are inside their space anyway
+    for name, assignment in setup.assignments.items():  # discrete actions are always in their space
         if isinstance(assignment.action_space, Box):
             inside[name] = assignment.action_space.clip(inside[name])
         for replicas, action in drafts[name].get(OVERRIDES, ()):
@@ -136,7 +149,7 @@ def to_spaces(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, j
 
 
 def step_by_group(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
-    """`VectorEnv.step` with actions by policy, of `to_spaces`, and all that it returns by group ([N, n_group, ...])."""
+    """Call `VectorEnv.step` with actions by policy. Return its results by group, [N, n_group, ...]."""
     setup = given.setup
     action = from_groups(setup.env, scatter(setup.assignments, actions))
     step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step

@@ -93,12 +93,13 @@ Metrics = dict[str, jax.Array | Metric]
 
 
 def rollout_metrics(policy: Policy, rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:
-    """Return the metrics of an on-policy rollout before any gradient step; see the table above.
+    """Return the metrics of an on-policy rollout before the first gradient step.
 
     Args:
         policy: static part of the policy.
         rows: leaves [T, N, n, ...].
-        advantage, target: [T, N, n], not normalized.
+        advantage: [T, N, n], not normalized.
+        target: [T, N, n], value targets.
     """
     live, rows = rows.learned, rows.replace(action=policy.distribution.to_space(rows.action))
     variance = masked_variance(advantage, live)
@@ -120,12 +121,16 @@ def rollout_metrics(policy: Policy, rows: Rows, advantage: jax.Array, target: ja
 
 
 def learned_fraction(rows: Rows) -> str:
-    """Return the name of the metric that is the share of the rows to learn from."""
+    """Return the name of the metric for the fraction of transitions to learn from."""
     return "live_fraction" if rows.decides is None else "decision_fraction"
 
 
 def played_metrics(rows: Rows) -> Metrics:
-    """Returns what was done and paid in the live rows of a rollout, leaves [T, N, n, ...], by any algorithm."""
+    """Return the metrics of rewards and actions over valid transitions, for any algorithm.
+
+    Args:
+        rows: leaves [T, N, n, ...].
+    """
     live = rows.live
     played = {
         "reward_mean": masked_mean(rows.reward, live),
@@ -140,12 +145,17 @@ def played_metrics(rows: Rows) -> Metrics:
 
 
 def nan_unless(some: jax.Array, metrics: Metrics) -> Metrics:
-    """Returns scalars where `some` is true, NaN where there was nothing to report."""
+    """Return the metrics if `some`, () bool, otherwise NaN."""
     return {name: jnp.where(some, value, jnp.nan) for name, value in metrics.items()}
 
 
 def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
-    """Returns the mean of all components of the actions, [T, N, n, ...], and the extremes of each, over live rows."""
+    """Return the mean over all components of actions, and the extremes of each component.
+
+    Args:
+        action: [T, N, n, ...].
+        live: [T, N, n] bool, valid transitions.
+    """
     flat = action.reshape(*live.shape, -1)
     acted = jnp.broadcast_to(live[..., None], flat.shape)
     lowest = smallest(jnp.min(jnp.where(acted, flat, jnp.inf), axis=(0, 1, 2)))
@@ -157,35 +167,48 @@ def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
 
 
 def action_deviations(action: jax.Array, live: jax.Array) -> Metrics:
-    """Returns the deviation of each component of the actions over agents, replicas and time, for [T, N, n, ...].
+    """Return the standard deviation of each action component over agents, replicas and time.
 
-    Along each axis: the deviation of the live rows, averaged over all places of the other axes that have any.
+    Along each axis: the deviation over valid transitions, averaged over the other two axes.
+
+    Args:
+        action: [T, N, n, ...].
+        live: [T, N, n] bool, valid transitions.
     """
     flat = action.reshape(*live.shape, -1).astype(jnp.float32)
     metrics = {}
     for axis, name in enumerate(("time", "envs", "agents")):
         deviation, some = deviation_along(flat, live, axis)
-        mean = mean_where if name == "envs" else masked_mean  # over the replicas of all devices: the same on each
+        mean = mean_where if name == "envs" else masked_mean  # replicas: equal on all devices
         for i in range(flat.shape[-1]):
             metrics[f"action_std_{name}/{i}"] = mean(deviation[..., i], some)
     return metrics
 
 
 def deviation_along(values: jax.Array, live: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Returns (deviation of the live rows along one axis of [T, N, n], where there are any): [., ., C], [., .] bool."""
+    """Return the deviation over valid transitions along one axis.
+
+    Args:
+        values: [T, N, n, C].
+        live: [T, N, n] bool.
+        axis: 0, 1 or 2.
+
+    Returns:
+        (deviation [., ., C], whether any transition is valid [., .] bool), without the axis.
+    """
     rows = moments(values, live[..., None], axis)
-    rows = of_devices(rows) if axis == 1 else rows  # replicas lie on several devices
+    rows = of_devices(rows) if axis == 1 else rows  # replicas are sharded
     return jnp.sqrt(jnp.squeeze(rows.variance, axis)), jnp.squeeze(rows.count > 0, (axis, -1))
 
 
 def episode_metrics(
     played: Rollout, info_ratios: Mapping[str, tuple[str, str]], groups: Collection[str] = ()
 ) -> Metrics:
-    """Returns how many episodes ended in a rollout, and what they say; see the table above.
+    """Return the number of episodes that ended in a rollout, and their statistics.
 
     Args:
         played: the rollout.
-        info_ratios: of the environment.
+        info_ratios: `Env.info_ratios`.
         groups: names of the environment's groups.
     """
     over = played.over
