@@ -1,4 +1,4 @@
-"""Invalid configurations raise errors with the field, its value and what is allowed, before tracing."""
+"""Invalid configurations raise errors with the field, its value and the allowed values, before tracing."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ NAN, INF = math.nan, math.inf
 
 @pytest.fixture(autouse=True)
 def no_tracing(monkeypatch):
-    """Whatever is refused is refused before jax sees it."""
+    """Fail if jax traces: configurations are refused before."""
 
     def fail(*args, **kwargs):
         raise AssertionError("something was traced")
@@ -254,7 +254,7 @@ TAG = [
 ]
 
 
-OUT_OF_PLACE = [  # what an algorithm, an environment or a policy does not have
+OUT_OF_PLACE = [  # fields that an algorithm, an environment or a policy does not have
     ("cartpole", {f"{AGENT}.clip": 0.3}, r"clip = 0\.3: A2C has no such option \(PPO has it\)\. Remove it"),
     ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"target_kl = 1\.0: A2C has no such option \(PPO has it\)"),
     ("cartpole", {f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: A2C has no such option \(PPO has it\)"),
@@ -446,7 +446,7 @@ def test_a_mask_inside_a_part_is_refused(monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class Boundless(Signal):
-    """Actions in a box without a right side."""
+    """Actions in a box without an upper bound."""
 
     def action_space(self, params):
         return Box(0.0, math.inf, (2,))
@@ -462,13 +462,13 @@ def test_a_squashed_gaussian_needs_a_bounded_box(monkeypatch):
         make_learner(TrainConfig("probe_boundless", {"agent": policy}))
 
 
-def test_the_guard_of_this_file_sees_tracing():
+def test_tracing_is_detected():
     with pytest.raises(AssertionError, match="something was traced"):
         make_learner(load_config("cartpole"))
 
 
 class Unbatched(Leaver):
-    """Forgets how many players there are."""
+    """The observation space of one player instead of a batch."""
 
     def observation_space(self, params):
         return Dict({"player": super().observation_space(params)["player"].single})
@@ -489,7 +489,7 @@ class TooMany(Signal):
     (OtherGroups, r"action_space returns a Dict of \['players'\]: must be .* in their order: \['player'\]"),
     (TooMany, r"action_space is a batch, but TooMany has no groups\. Return the space of one agent"),
 ])  # fmt: skip
-def test_spaces_that_do_not_count_the_agents_are_refused(env, words, monkeypatch):
+def test_spaces_of_another_number_of_agents_are_refused(env, words, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_spaces", env)
     name = next(iter(env().groups), "agent")
     with pytest.raises(ValueError, match=words):

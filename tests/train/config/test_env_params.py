@@ -1,4 +1,4 @@
-"""The parameters of a run's environment, written out whole and read again."""
+"""Parameters of an environment are written completely and read again."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Schedules in fractions of the run: read everywhere, and converted to env steps of the run's own length."""
+"""Schedules in fractions of a run, converted to env steps."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def rate(config):
     return config.policies["agent"].learning_rate
 
 
-def test_yaml_python_and_the_command_line_read_the_same(tmp_path):
+def test_yaml_python_and_command_line_agree(tmp_path):
     (tmp_path / "own.yaml").write_text((PRESETS / "cartpole_ppo.yaml").read_text())
     own = load_config(tmp_path / "own.yaml", **{RATE: HALF})
     words = ["--policies.agent.learning-rate", "fraction", "0", "1e-3", "0.5", "2e-4", "1", "0"]
@@ -81,7 +81,7 @@ def test_every_field_that_takes_a_schedule_takes_fractions():
     ({"fraction": [[-1, 0], [0, 1]]}, "finite and at least 0"),
     ({"fraction": [[0, -1]]}, "finite and at least 0"),
 ])  # fmt: skip
-def test_what_is_no_schedule_is_refused(value, words):
+def test_invalid_schedules_are_refused(value, words):
     assert words in refusal(small_config, **{RATE: value})
 
 
@@ -95,7 +95,7 @@ def test_config_yaml_round_trip():
 
 
 def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
-    """Whatever its length is now; a run of wdjax 0.2.0, begun with the same in env steps, too."""
+    """Also with another length, and runs of wdjax 0.2.0 with the same schedule in env steps."""
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
     config, steps = small_config(**{RATE: HALF}), ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
     state = Trainer(config, tmp_path / "a", quiet=True).train()
@@ -117,7 +117,7 @@ def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
         )
 
 
-def test_a_schedule_that_ends_elsewhere_than_the_run_is_reported():
+def test_schedule_that_ends_at_another_step_than_the_run_is_reported():
     def warnings(value, total):
         given = small_config(**{RATE: value, "total_env_steps": total})
         return list(schedule_warnings(given, in_env_steps(given, total, kept)))
@@ -139,7 +139,9 @@ def test_sweeps_over_schedules_and_lengths():
     members = make_members(small_config(), points, [0])
     rates = [rate(own.configs[0]) for own in Population.group([own.config for own in members])]
     assert rates[0] == ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
-    lengths = make_members(small_config(**{RATE: HALF}), [{"total_env_steps": 128 * i} for i in (1, 2)], [0])
+    lengths = make_members(
+        small_config(**{RATE: HALF}), [{"total_env_steps": 128 * i} for i in (1, 2)], [0]
+    )
     groups = Population.group([own.config for own in lengths])
     assert [rate(own.configs[0])[-1][0] for own in groups] == [128.0, 256.0]
     forms = (HALF, [[0, 1e-3], [384, 2e-4], [768, 0]])

@@ -1,4 +1,4 @@
-"""How a preset and changes become a TrainConfig, and which files are refused."""
+"""Presets and changes are read as a TrainConfig, invalid files are refused."""
 
 import dataclasses
 import pytest
@@ -24,7 +24,7 @@ def load_text(tmp_path, text, **changes):
     return load_config(file, **changes)
 
 
-def test_what_many_type_first_is_a_preset():
+def test_aliases_are_presets():
     assert load_config("CartPole-v1") == load_config("cartpole_ppo")
     assert {name: name in list_presets() for name in ALIASES.values()} == dict.fromkeys(
         ALIASES.values(), True
@@ -51,7 +51,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("text", "words"), BAD_FILES)
-def test_files_that_hold_no_configuration_are_refused_by_name(tmp_path, text, words):
+def test_invalid_files_are_refused(tmp_path, text, words):
     with pytest.raises(ValueError, match=r"run\.yaml: " + words):
         load_text(tmp_path, text)
 
@@ -168,7 +168,7 @@ def test_changes_of_fields_and_dotted_names():
     assert config.env_params == {**base.env_params, "num_runners": 30, "grid_length": 7}
 
 
-def test_changes_do_not_stay():
+def test_changes_do_not_persist():
     before = load_config("tag_continuous")
     load_config("tag_continuous", **{"policies.tagger.gamma": 0.5, "env_params.num_runners": 12})
     assert load_config("tag_continuous") == before
@@ -197,7 +197,7 @@ def test_a_learner_reads_lists_and_text_of_python_likewise():
     assert learner.config.policies["agent"].network.hidden_sizes == (8,)
 
 
-# --- what follows from the fields ---
+# --- derived properties ---
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,7 @@ def test_a_run_is_never_shorter_than_asked(steps, updates):
 def test_best_metric():
     assert load_config("cartpole").best_by == "agent/episode_return"
     assert load_config("cartpole", best_metric="none").best_by is None
-    assert (
-        load_config("tag_continuous").best_by is None
-    )  # two policies that train: neither says it all
+    assert load_config("tag_continuous").best_by is None  # two trainable policies: no single return
     assert (
         load_config("tag_continuous", best_metric="runner/episode_return").best_by
         == "runner/episode_return"

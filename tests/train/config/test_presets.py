@@ -1,4 +1,4 @@
-"""Presets: those of WarpDrive have the values of its run configurations, and all presets run."""
+"""Presets of WarpDrive have the values of its run configurations, and all presets run."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_run_has_the_reference_values(preset):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_game_has_the_reference_values(preset):
+def test_environment_has_the_reference_values(preset):
     learner = make_learner(load_config(preset))
     for name, value in PRESETS[preset]["env_params"].items():
         holder = learner.env if hasattr(learner.env, name) else learner.env_params
@@ -129,7 +129,7 @@ def test_ddpg_has_the_reference_values(preset):
             assert getattr(holder, name) == value, name
 
 
-def test_small_cartpole_is_the_one_of_the_papers():
+def test_cartpole_ppo_has_the_usual_values():
     config = load_config("cartpole_ppo")
     agent = config.policies["agent"]
     assert (config.num_envs, config.rollout_length, config.total_env_steps) == (4, 128, 150_000)

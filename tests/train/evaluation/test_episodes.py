@@ -26,7 +26,7 @@ ROLLOUTS, LENGTH, REPLICAS = 12, 2, 3
 
 @pytest.fixture(scope="module")
 def played():
-    """Returns (what happened in each rollout, its metrics, metrics with their rules)."""
+    """Return (each rollout, its metrics, metrics with their rules)."""
     policies = {name: tiny_policy("A2C", agents=agents) for name, agents in POLICIES.items()}
     sizes = {"rollout_length": LENGTH, "num_envs": REPLICAS}
     learner = make_learner(tiny_config("tag_gridworld", policies, env_params=TAG, **sizes))
@@ -43,7 +43,7 @@ def played():
 
 
 def replay(parts):
-    """Returns for each rollout its finished episodes: (length, caught, return by policy), from the rows alone."""
+    """Return for each rollout its finished episodes: (length, caught, return by policy), from the rows alone."""
     episodes, current = [], [{"length": 0, "mixed": 0.0, "rest": 0.0} for _ in range(REPLICAS)]
     for part in parts:
         episodes.append([])
@@ -59,7 +59,7 @@ def replay(parts):
     return episodes
 
 
-def test_replay_meets_both_ends_and_rollouts_without_any(played):
+def test_rollouts_include_both_ends_and_none(played):
     episodes = replay(played[0])
     assert not all(episodes)
     caught = [episode["caught"] for part in episodes for episode in part]
@@ -94,7 +94,7 @@ def test_spread_over_the_episodes_that_ended(played, metric, field):
 
 
 def test_time_to_tag_is_the_mean_step_of_a_tag(played):
-    """Of gridworld, where a tag ends the episode; it has no metric of the sum that it is made from."""
+    """A tag ends the episode of gridworld. The sums of the ratio are not reported."""
     for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
         steps = [episode["length"] for episode in episodes if episode["caught"]]
         np.testing.assert_allclose(
@@ -103,7 +103,7 @@ def test_time_to_tag_is_the_mean_step_of_a_tag(played):
         assert "episode_tag_steps" not in metrics
 
 
-def test_chunk_is_summarized_as_all_its_episodes(played):
+def test_chunk_metrics_are_over_all_episodes(played):
     metrics = {name: np.array([row[name] for row in played[1]]) for name in played[1][0]}
     summary = summarize(
         {name: rule.replace(value=metrics[name]) for name, rule in played[2].items()}
@@ -124,7 +124,7 @@ def test_chunk_is_summarized_as_all_its_episodes(played):
 
 
 def test_summary_by_hand():
-    """Rollout means are weighted with their live rows; extremes are those of the chunk; the rest is a plain mean."""
+    """Rollout means are weighted by live rows, extremes are over the chunk, other metrics are plain means."""
     metrics = {
         "episodes": [0, 0], "episode_length": Metric([np.nan] * 2, weight=("episodes",)),
         "time_to_tag": Metric([np.nan] * 2, weight=("episodes", "episode_length")),
@@ -164,12 +164,12 @@ def test_statistics_hide_no_other_quantity():
                      "length", "a return", "a agent return"]  # fmt: skip
 
 
-def test_every_row_of_a_game_that_nobody_leaves_early_is_live(played):
+def test_all_rows_are_live_if_no_agent_leaves_early(played):
     for part in played[0]:
         assert all(np.all(rows.live) for rows in part.rows.values())
 
 
-def test_policy_that_spans_groups_plays_each_agent_by_its_own_reward(played):
+def test_policy_of_two_groups_gets_each_agents_reward(played):
     # without a tag a step costs the tagger 0.01, which the runner gets; a wall costs either 0.1
     reward = np.concatenate([part.rows["mixed"].reward for part in played[0]])
     assert_among(reward[..., 0], [-0.01, -0.11, 10.0, 9.9])

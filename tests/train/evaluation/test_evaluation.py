@@ -1,4 +1,4 @@
-"""Whole episodes: everything is counted, once, and random and trained sides are who they say."""
+"""Evaluations count whole episodes once, with random and trained sides in their roles."""
 
 import dataclasses
 import inspect
@@ -30,7 +30,7 @@ COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
 
 @pytest.fixture(scope="module")
 def gridworld():
-    """A learner on a small grid without wall penalties, and a state whose greedy policy always stays."""
+    """Return a learner on a small grid without wall penalties, and a state whose greedy policy stays."""
     params = {
         "num_taggers": 2, "grid_length": 4, "episode_length": 12, "wall_hit_penalty": 0.0, "random_start": False,
         "step_cost_for_tagger": COST, "tag_reward_for_tagger": TAG, "tag_penalty_for_runner": PENALTY,
@@ -57,7 +57,7 @@ def gridworld():
 
 
 def check_returns(episodes):
-    """Every step and the tag's own must be in the sums: they follow from length and tags alone."""
+    """Check returns, which follow from lengths and tags."""
     tags, length = episodes.episode_info["tags"], episodes.episode_length
     np.testing.assert_array_equal(
         episodes.episode_return["tagger"], 2 * (TAG * tags - COST * (length - tags))
@@ -90,8 +90,8 @@ def test_cross_play_mixes_trained_and_random_sides(gridworld):
     )
 
 
-def test_greedy_or_sampled(gridworld):
-    """All choices are equally likely to these policies: drawn they walk and meet, greedy they stay."""
+def test_greedy_and_sampled_actions(gridworld):
+    """All actions are equally likely: sampled agents walk and meet, greedy ones stay."""
     drawn, greedy = (
         evaluate(*gridworld, jax.random.key(1), 64, greedy=greedy) for greedy in (False, True)
     )
@@ -100,8 +100,8 @@ def test_greedy_or_sampled(gridworld):
     check_returns(drawn)
 
 
-def test_order_of_words_is_that_of_policies(gridworld):
-    """Greedy taggers stay in the middle; a random runner walks: who moves shows who is random."""
+def test_results_are_in_the_order_of_policies(gridworld):
+    """Greedy taggers stay, a random runner walks."""
     learner, state = gridworld
     walks = record_episode(learner, state, jax.random.key(3), greedy=True, random=("runner",))
     assert np.ptp(walks.states.x[:, :2]) == 0
@@ -130,7 +130,7 @@ def test_recorded_episode_is_whole(gridworld):
     np.testing.assert_array_equal(replayed.x, episode.states.x[3])
 
 
-def test_same_key_same_episodes_other_key_others(gridworld):
+def test_episodes_depend_on_the_key(gridworld):
     lengths = [
         evaluate(*gridworld, jax.random.key(seed), 64, random=("tagger", "runner")).episode_length
         for seed in (1, 1, 2)
@@ -163,7 +163,7 @@ def test_single_agent_episodes():
 
 
 def test_agents_own_returns_and_the_groups():
-    """The first player leaves after 2 of 4 steps of reward 1; what it would be paid later is not for it."""
+    """The first player leaves after 2 of 4 steps of reward 1. Its later rewards do not count."""
     policies = {f"p{i}": tiny_policy("A2C", agents=(f"player[{i}]",)) for i in range(2)}
     learner = make_learner(tiny_config("probe_leaver", policies, env_params={"dead_reward": 100.0}))
     state = learner.init(jax.random.key(0))
@@ -186,8 +186,8 @@ def test_the_last_reward_counts_at_either_end(time_limit):
     np.testing.assert_array_equal(episodes.episode_length, [3] * 5)
 
 
-def test_in_turns(gridworld):
-    """In turns of 24: each has a key of its own, and only the last is cut, by place."""
+def test_evaluation_in_batches(gridworld):
+    """Batches of 24 have separate keys. Only the last one is cut."""
     learner, state = gridworld
     both = {"random": ("tagger", "runner")}
     turns = evaluate(learner, state, jax.random.key(1), 64, **both, batch=24)
@@ -251,7 +251,7 @@ def test_statistics_by_hand():
     )
 
 
-def test_what_an_evaluation_logs():
+def test_logged_metrics_of_evaluations():
     episodes = Episodes(
         episode_return={"pair": np.array([3.0, 7.0])}, episode_length=np.array([4, 8]),
         episode_info={"tags": np.array([1, 3]), "tag_steps": np.array([2, 12])},
@@ -267,7 +267,7 @@ def test_what_an_evaluation_logs():
 
 
 def shop_run():
-    """DDPG beside PPO in one group, a recurrent policy with masks in the other, all with statistics of their own."""
+    """DDPG and PPO in one group, a recurrent policy with masks in the other, all with normalizers."""
     tiny = NetworkConfig(hidden_sizes=(4,), activation="tanh", initializer="lecun")
     memory = dataclasses.replace(tiny, recurrent_size=4)
     policies = {
@@ -298,7 +298,7 @@ def known(mean, variance):
 
 
 def play_by_hand(learner, state, key, num_episodes):
-    """The same episodes, one after another and step by step. Returns (return of each agent [E, 5], lengths [E])."""
+    """Run the same episodes step by step. Return (return of each agent [E, 5], lengths [E])."""
     env, params, policies = learner.env, state.env_params, learner.setup.policies
     where = {
         "ace": ("pilot", slice(1, 2)),
@@ -340,7 +340,7 @@ def play_by_hand(learner, state, key, num_episodes):
     return np.stack([total for total, _ in played]), np.array([time for _, time in played])
 
 
-def test_everything_at_once_against_episodes_played_by_hand(quick_compile):
+def test_all_features_against_a_loop_over_episodes(quick_compile):
     learner, state = shop_run()
     episodes = evaluate(learner, state, jax.random.key(4), 6, greedy=True)
     returns, lengths = play_by_hand(learner, state, jax.random.key(4), 6)
@@ -360,7 +360,7 @@ def test_everything_at_once_against_episodes_played_by_hand(quick_compile):
 
 
 def test_members_of_a_population(gridworld):
-    """Each is a run of its own, of the same program; a whole population is refused in words."""
+    """Members are evaluated one by one with the same program. A whole population is refused."""
     learner, state = gridworld
     states = jax.jit(lambda state: jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state))(state)
     one = jax.jit(lambda states: jax.tree.map(lambda leaf: leaf[1], states))(states)
@@ -375,7 +375,7 @@ def test_members_of_a_population(gridworld):
 
 
 class Uneven(Signal):
-    """A signal of 1 cuts the episode off after 2 steps, one of -1 after 4: nobody ever terminates."""
+    """A signal of 1 truncates the episode after 2 steps, one of -1 after 4."""
 
     def step(self, key, state, action, params):
         obs, state, reward, over, _, _ = super().step(key, state, action, params)
@@ -390,7 +390,7 @@ class Uneven(Signal):
 
 
 def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
-    """Replicas that were cut off go on being stepped while others play, unseen."""
+    """Truncated replicas are still stepped until the others end."""
     monkeypatch.setitem(envs._REGISTRY, "uneven", Uneven)
     params = {"constant": 1.0, "episode_length": 99, "same_signal": True}
     learner = make_learner(tiny_config("uneven", {"agent": tiny_policy("A2C")}, env_params=params))
@@ -402,7 +402,7 @@ def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
     np.testing.assert_array_equal(episodes.episode_info["steps"], episodes.episode_length)
 
 
-def test_what_plays_draws_its_actions_unless_it_is_told():
+def test_actions_are_sampled_by_default():
     defaults = [
         inspect.signature(function).parameters
         for function in (evaluate, cross_play, record_episode)

@@ -1,4 +1,4 @@
-"""The cross-play matrix: who plays which role, between runs, checkpoints, random play and scripts."""
+"""Cross-play matrices between runs, checkpoints, random play and scripts."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def grid_learner(tagger=None, runner=None, **changes):
     return make_learner(tiny_config("tag_gridworld", policies, env_params={**GRID, **changes}))
 
 
-def test_players_say_what_they_are_in_a_line():
+def test_representation_of_players():
     assert repr(Player("nobody")) == "Player('nobody', random play)"
     assert (
         repr(Player("ambush", script=always, group="tagger"))
@@ -43,7 +43,7 @@ def test_players_say_what_they_are_in_a_line():
 
 
 def always(learner, state, **choices):
-    """Returns a state whose policies always take one action: {policy: index}."""
+    """Return a state whose policies always take one action: {policy: index}."""
     policies = dict(state.policies)
     for name, action in choices.items():
         params = jax.tree.map(jnp.zeros_like, policies[name].params)
@@ -76,9 +76,9 @@ def test_scripts_beat_random_play(run):
     assert cells["trained", "trained"] == cells["trained", "flee_nearest"] == 0.0
 
 
-def test_players_of_other_runs_are_who_they_say(run):
-    """Runners that stay, or walk along the wall: taggers that stand still never meet the former. Networks, algorithms
-    and the policies' names may differ; what each run has learned acts in its own role."""
+def test_players_of_other_runs_act_in_their_roles(run):
+    """Runners that stay, or walk along the wall: standing taggers never meet the former. Networks,
+    algorithms and names of policies may differ."""
     wide = dataclasses.replace(NETWORK, hidden_sizes=(5, 3))
     other = make_learner(tiny_config("tag_gridworld", {
         "all": tiny_policy("PPO", network=wide, agents=("tagger", "runner")),
@@ -126,7 +126,7 @@ def test_checkpoints_and_equal_runs_share_programs(run):
     )
 
 
-def test_a_policy_of_both_groups_has_a_role_in_each():
+def test_policy_of_both_groups_has_a_role_in_each():
     learner = make_learner(tiny_config("tag_gridworld", {
         "mixed": tiny_policy("A2C", agents=("runner", "tagger[1]")), "rest": tiny_policy("A2C", agents=("tagger[0]",)),
     }, env_params=GRID))  # fmt: skip
@@ -161,8 +161,8 @@ def test_a_policy_of_both_groups_has_a_role_in_each():
 
 
 @pytest.mark.slow
-def test_halves_of_a_group_are_played_by_whom_they_belong_to():
-    """Another run's policy for the second tagger plays the second tagger, whatever it is called."""
+def test_parts_of_a_group_are_played_by_their_policies():
+    """Another run's policy for the second tagger plays it, whatever its name."""
     names = [("first", "second"), ("b", "a")]
     runs = [make_learner(tiny_config("tag_gridworld", {
         **{name: tiny_policy("A2C", agents=(f"tagger[{i}]",)) for i, name in enumerate(pair)},
@@ -175,8 +175,8 @@ def test_halves_of_a_group_are_played_by_whom_they_belong_to():
     np.testing.assert_array_equal(played.action["tagger"], [[0, 3]] * len(played.action["tagger"]))
 
 
-def test_a_script_of_ones_own(run):
-    """It sees state and params of its replica, and may draw."""
+def test_custom_script(run):
+    """It gets the state and params of its replica, and a key."""
     seen = []
 
     def up_or_stay(env, state, params, key):
@@ -212,7 +212,7 @@ def test_a_script_of_ones_own(run):
 
 @pytest.mark.slow
 def test_deterministic_and_gaussian_policies_meet():
-    """DDPG against PPO in a box, beside a masked policy; every actor clips to its own box."""
+    """DDPG against PPO in a box, with a masked policy. Actions are clipped to the box."""
     common = {"clerk": tiny_policy("A2C")}
     pilots = [
         PolicyConfig(algorithm=name, network=NetworkConfig(hidden_sizes=(4,)))
@@ -262,7 +262,7 @@ def test_opponents_are_checked(run, opponents, words):
         cross_play(*run, KEY, 4, opponents=opponents)
 
 
-def test_a_player_is_a_run_or_a_script(run):
+def test_player_is_a_run_or_a_script(run):
     learner, state = run
     for wrong in ((learner, None), (state, learner), (None, state)):
         with pytest.raises(
@@ -283,7 +283,7 @@ def test_a_player_is_a_run_or_a_script(run):
 
 @pytest.mark.slow
 def test_actions_of_scripts_are_kept_inside_their_space(run):
-    """Far beyond the space is the last action, far below the first."""
+    """Larger actions become the last one, smaller ones the first."""
     for action, nearest in ((99, 4), (-9, 0)):
         wild, tame = (
             evaluate(
@@ -297,8 +297,8 @@ def test_actions_of_scripts_are_kept_inside_their_space(run):
         np.testing.assert_array_equal(wild.episode_length, tame.episode_length)
 
 
-def test_an_encoder_registered_anew_is_another_program(monkeypatch):
-    """As when a notebook's cell runs again: the parameters of one class must not be played by the other's code."""
+def test_registered_again_encoder_compiles_another_program(monkeypatch):
+    """As in a notebook cell that runs again: parameters of one class must not run with the other's code."""
 
     def encoder(sign):
         class Mine(nnx.Module):
@@ -332,7 +332,7 @@ def test_an_encoder_registered_anew_is_another_program(monkeypatch):
         )
 
 
-def test_other_games_are_refused_in_words(run):
+def test_other_environments_are_refused(run):
     signal = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C")}))
     more = grid_learner(num_taggers=3)
     split = make_learner(tiny_config("tag_gridworld", {
@@ -352,8 +352,8 @@ def test_other_games_are_refused_in_words(run):
     ("tag_gridworld", {"use_full_observation": False}),
     pytest.param("tag_continuous", {"egocentric": True, "num_other_agents_observed": 3}, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_who_sees_the_game_otherwise_plays_on_what_it_was_trained_on(name, shown):
-    """Each combination of two runs ends alike, bit for bit, whichever of their games it is played in."""
+def test_players_get_the_observations_of_their_training(name, shown):
+    """Each pair of runs has the same results, bit for bit, in the environment of either run."""
     policies = {"tagger": tiny_policy("A2C"), "runner": tiny_policy("A2C")}
     rules = (
         GRID
@@ -378,11 +378,11 @@ def test_who_sees_the_game_otherwise_plays_on_what_it_was_trained_on(name, shown
     ].env.groups
 
 
-# --- networks from outside ---
+# --- custom networks ---
 
 
-def test_a_network_from_outside_plays_on_what_learned_policies_see(run):
-    """It is shown what the run's own runners are, and walks where a learned one does."""
+def test_custom_network_gets_the_observations_of_learned_policies(run):
+    """It gets the observations of the run's runners, and acts like a learned one."""
     seen = []
 
     def walks(obs, memory, key):
@@ -409,7 +409,7 @@ def test_a_network_from_outside_plays_on_what_learned_policies_see(run):
 
 
 @pytest.mark.slow
-def test_what_a_network_may_not_return(run):
+def test_invalid_results_of_networks_are_refused(run):
     floats = lambda obs, memory, key: (jnp.zeros(obs.shape[:2]), memory)  # noqa: E731
     flat = lambda obs, memory, key: (jnp.zeros(obs.shape[0], int), memory)  # noqa: E731
     for network, words in ((floats, "float32: must be int32"), (flat, r"\(8,\): must be \(8, 1\)")):

@@ -1,4 +1,4 @@
-"""A policy by itself acts as the run's does, and so do its exports, read without wdjax."""
+"""Loaded and exported policies act like the policy of the run."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def normalised():
 
 
 @pytest.mark.slow
-def test_it_acts_as_in_an_episode_of_the_run(normalised):
+def test_policy_acts_as_in_an_episode_of_the_run(normalised):
     learner, state, policy = normalised
     episode = record_episode(
         learner, state, jax.random.key(1), greedy=True, max_steps=5, observations=True
@@ -87,13 +87,13 @@ def test_leading_axes_keys_and_arguments(normalised):
         assert "must be (4,), the shapes for one agent" in refusal(policy.act, wrong)
 
 
-def test_an_unknown_policy_is_named(normalised):
+def test_unknown_policy_is_refused(normalised):
     learner, state, _ = normalised
     assert "did you mean 'agent'" in refusal(trained_policy, learner, state, "agnet")
 
 
 @pytest.mark.slow
-def test_memory_goes_from_step_to_step():
+def test_memory_is_passed_from_step_to_step():
     policy = a_policy(**RECURRENT)[2]
     empty = policy.init_memory(3, 2)
     assert {leaf.shape for leaf in jax.tree.leaves(empty)} == {(3, 2, 4)}
@@ -108,8 +108,8 @@ def test_memory_goes_from_step_to_step():
 
 
 @pytest.mark.slow
-def test_what_is_exported_acts_alike_without_wdjax(tmp_path):
-    """Its function by jax alone, its arrays by NumPy alone."""
+def test_exports_act_alike_without_wdjax(tmp_path):
+    """The function with jax alone, the arrays with NumPy alone."""
     pytest.importorskip("flatbuffers")
     policy = a_policy(**NORMALISED, **{"policies.agent.network.activation": "tanh"})[2]
     policy.learned.params["policy_head"]["kernel"] *= (
@@ -173,12 +173,12 @@ def test_a_run_is_loaded_and_exported(tmp_path, no_pictures, capsys):
         (np.zeros(4, complex), r"^obs dtype complex128: must be float32"),
     ],
 )
-def test_a_loaded_policy_refuses_wrong_observations_by_shape_or_dtype(normalised, obs, words):
+def test_loaded_policy_refuses_wrong_observations(normalised, obs, words):
     with pytest.raises((ValueError, TypeError), match=words):
         normalised[2].act(obs)
 
 
-def test_a_loaded_policy_refuses_the_memory_of_other_agents():
+def test_loaded_policy_refuses_memory_of_other_agents():
     policy = a_policy(**RECURRENT)[2]
     with pytest.raises(ValueError, match=r"^memory shapes = \(\(2, 4\), \(2, 4\)\): must be"):
         policy.act(OBS, policy.init_memory(2))

@@ -1,4 +1,4 @@
-"""A recorded episode: every step of it, and what its policies thought, against the network itself."""
+"""Recorded episodes: steps, and details of policies against the network itself."""
 
 import dataclasses
 from typing import Any
@@ -31,14 +31,14 @@ def softmax(logits):
 
 
 def check_ends(episode, steps):
-    """Nothing stands in it that came after the end: every leaf has as many rows as there were steps."""
+    """Check that every leaf has one row per step of the episode."""
     assert {len(leaf) for leaf in jax.tree.leaves(episode.replace(states=None))} == {steps}
     assert {len(leaf) for leaf in jax.tree.leaves(episode.states)} == {steps + 1}
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(episode))
 
 
 @pytest.mark.slow
-def test_a_multi_discrete_policy_with_a_mask_beside_a_gaussian():
+def test_masked_multi_discrete_and_gaussian_policies():
     learner, state = make("probe_pair", {"pilot": tiny_policy("PPO"), "clerk": tiny_policy("A2C")})
     episode = record_episode(learner, state, KEY, observations=True)
     check_ends(episode, 3)
@@ -68,7 +68,7 @@ def test_a_multi_discrete_policy_with_a_mask_beside_a_gaussian():
     assert greedy.obs is None
 
 
-def test_a_recurrent_policy_remembers_from_step_to_step():
+def test_recurrent_policy_keeps_its_carry():
     network = NetworkConfig(
         hidden_sizes=(4,), activation="tanh", recurrent_size=4, initializer="lecun"
     )
@@ -94,7 +94,7 @@ def test_a_recurrent_policy_remembers_from_step_to_step():
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", pytest.param("DDPG", marks=pytest.mark.slow)])
-def test_normalisers_are_used_and_stay_what_they_are(algorithm, monkeypatch):
+def test_normalizers_are_used_and_unchanged(algorithm, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "walk", Walk)
     config = PolicyConfig(algorithm=algorithm, network=NETWORK, normalize_observation=True)
     learner, state = make("walk", {"agent": config}, episode_length=4, reach=50.0)
@@ -125,7 +125,7 @@ class KeyedState:
 
 @dataclasses.dataclass(frozen=True)
 class Keyed(Signal):
-    """An environment that keeps a key in its state, as some libraries' do."""
+    """An environment with a key in its state."""
 
     def reset(self, key, params):
         obs, state = super().reset(key, params)
@@ -167,7 +167,7 @@ def test_arrays_for_numpy(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_picture_waits_for_no_program_that_was_compiled_from_shapes(caplog):
+def test_pictures_use_programs_compiled_from_shapes(caplog):
     learner, state = make("cartpole", {"agent": tiny_policy("A2C")})
     state, _ = learner.update(state)  # as a run leaves it: on the learner's devices
     with jax.log_compiles():
@@ -179,7 +179,7 @@ def test_a_picture_waits_for_no_program_that_was_compiled_from_shapes(caplog):
 
 
 @pytest.mark.slow
-def test_an_episode_by_a_program_that_was_compiled_from_shapes_is_the_same(tmp_path):
+def test_program_compiled_from_shapes_gives_the_same_episode(tmp_path):
     learner, state = make("cartpole", {"agent": tiny_policy("A2C")})
     program = compile_recording(learner, abstract_state(learner.setup))
     jax.tree.map(

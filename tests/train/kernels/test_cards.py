@@ -1,4 +1,4 @@
-"""Whole updates lower for four cards, and a run says by what it runs; all of it on a machine without a card."""
+"""Updates lower for four GPUs, and runs report their kernels. No GPU is needed."""
 
 import functools
 import re
@@ -48,7 +48,7 @@ def kernels_in(text):
 
 
 def update_of(preset, **changes):
-    """Returns an update and the shapes of what it takes."""
+    """Return an update and the shapes of its argument."""
     learner = make_learner(load_config(preset, **{**SMALL, **changes}))
     return functools.partial(learner.update), jax.eval_shape(learner.init, jax.random.key(0))
 
@@ -57,20 +57,20 @@ def update_of(preset, **changes):
     "card", [CARDS[0], *(pytest.param(card, marks=pytest.mark.slow) for card in CARDS[1:])]
 )
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_an_update_lowers_for_every_card(program, card, as_on_a_gpu):
+def test_update_lowers_for_every_gpu(program, card, as_on_a_gpu):
     preset, changes, kernels = PROGRAMS[program]
     assert kernels_in(lowered(*update_of(preset, **changes), card=card)) == kernels
 
 
 def heard(preset, **changes):
-    """Returns what a run on a GPU would say."""
+    """Return what a run on a GPU would print about kernels."""
     update, state = update_of(preset, **changes)
     with listening() as decisions:
         jax.eval_shape(update, state)
     return words_of_kernels(decisions)
 
 
-def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
+def test_run_reports_kernels_and_reasons(as_on_a_gpu, registry):
     class Sorts(wdjax.envs.classic_control.cartpole.CartPole):
         def step(self, key, state, action, params):
             obs, *rest = super().step(key, state, action, params)
@@ -92,7 +92,7 @@ def test_a_run_says_by_what_it_runs(as_on_a_gpu, registry):
 
 
 class Sorted(PPO):
-    """An algorithm of one's own with a loss that no kernel can hold."""
+    """PPO with a loss that does not lower in a kernel."""
 
     def loss(self, new, batch, options, mean):
         loss, means = super().loss(new, batch, options, mean)
@@ -100,7 +100,7 @@ class Sorted(PPO):
         return loss + 0.0 * none["none"], means | none
 
 
-def test_a_loss_of_ones_own_that_a_kernel_cannot_hold_is_left_to_plain_xla(as_on_a_gpu):
+def test_custom_loss_that_does_not_lower_uses_plain_xla(as_on_a_gpu):
     changes = {
         "policies.agent.algorithm": f"{__name__}:Sorted",
         "policies.agent.network.hidden_sizes": [16],
@@ -112,14 +112,14 @@ def test_a_loss_of_ones_own_that_a_kernel_cannot_hold_is_left_to_plain_xla(as_on
     assert kernels_in(text) == {"scan_replicas"}
 
 
-def test_on_a_cpu_it_says_nothing():
+def test_nothing_is_reported_on_a_cpu():
     assert heard("cartpole_ppo") == ""
 
 
 WORDS = "Fused kernels: none. Plain XLA: whole rollouts, acting of agent, learning of agent (kernels: false)"
 
 
-def test_it_says_so_once(as_on_a_gpu):
+def test_kernels_are_reported_once(as_on_a_gpu):
     learner = make_learner(load_config("cartpole_ppo", **SMALL, kernels=False))
     state, said = jax.eval_shape(learner.init, jax.random.key(0)), []
     with telling(said.append):
@@ -130,9 +130,7 @@ def test_it_says_so_once(as_on_a_gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["lowered", "compiled"])
-def test_kernels_that_fail_for_a_reason_that_nobody_foresaw_cost_no_run(
-    when, as_on_a_gpu, monkeypatch, quick_compile
-):
+def test_plain_xla_replaces_kernels_that_fail(when, as_on_a_gpu, monkeypatch, quick_compile):
     def fails(*arguments, **named):
         if support.why_no_kernels() is None:
             raise RuntimeError("no such\n instruction")
@@ -155,7 +153,7 @@ def test_kernels_that_fail_for_a_reason_that_nobody_foresaw_cost_no_run(
     assert int(program(state, np.int32(2))[0].num_updates) == 2
 
 
-def test_what_fails_without_kernels_too_is_raised_as_it_was(as_on_a_gpu, monkeypatch):
+def test_failure_without_kernels_is_raised_unchanged(as_on_a_gpu, monkeypatch):
     monkeypatch.setattr(support, "_FAILED", [])
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests want them
     tries = []
@@ -172,7 +170,7 @@ def test_what_fails_without_kernels_too_is_raised_as_it_was(as_on_a_gpu, monkeyp
 
 
 @pytest.mark.slow
-def test_the_trainer_says_so(as_on_a_gpu, tmp_path, capsys, quick_compile):
+def test_trainer_reports_kernels(as_on_a_gpu, tmp_path, capsys, quick_compile):
     changes = {
         "kernels": False,
         "total_env_steps": 3 * 64,
@@ -207,7 +205,7 @@ for kernels in (True, False):
 
 
 @pytest.mark.slow
-def test_without_pallas_triton_all_is_plain_xla():
+def test_plain_xla_is_used_without_pallas_triton():
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,4 +1,4 @@
-"""Custom losses on kernels: what a kernel must know of a loss, and gradients against plain XLA."""
+"""Custom losses on kernels: analysis of a loss, and gradients against plain XLA."""
 
 import dataclasses
 import functools

@@ -230,7 +230,7 @@ def count_of(config):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Run kernels step by step in XLA, wherever a card would run them."""
+    """Interpret kernels in XLA wherever a GPU would run them."""
     call, names = pallas.call, set()
 
     def interpret(kernel, name, *args, **named):
@@ -247,7 +247,7 @@ def interpreted(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_kernels_train_what_an_override_computes(name, interpreted, quick_compile):
+def test_kernels_and_plain_xla_train_overrides_alike(name, interpreted, quick_compile):
     _, passed, words = card.make_check(f"override {name}")
     assert passed, words
     assert bool(interpreted) == (name != "encoder")

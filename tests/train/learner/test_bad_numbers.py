@@ -48,10 +48,10 @@ BAD = 4  # the first update with a bad number, of rollouts of 6 steps
 
 @struct.dataclass
 class BrittleParams(PairParams):
-    """From a step of the game on, of all games at once, as one plays on into the next."""
+    """The step is counted over episodes: all replicas reach it together."""
 
     bad_reward: float = 0.0  # added to the pilots' rewards in that step
-    bad_obs: float = 0.0  # added to what the clerks see after it
+    bad_obs: float = 0.0  # added to the clerks' observation after it
     step: int = 6 * (BAD - 1) + 2
     episode_length: int = 30
 
@@ -108,7 +108,7 @@ def learner_of(pilot, on_bad_numbers="stop", num_devices=1):
 
 
 def play(learner, state, num_updates):
-    """Returns (state, metrics) as `run` does, by a program of one update: others take long to compile."""
+    """Return (state, metrics) as `run` does, by a program of one update, which compiles faster."""
     rows = []
     for _ in range(num_updates):
         state, metrics = learner.update(state)
@@ -117,7 +117,7 @@ def play(learner, state, num_updates):
 
 
 def with_params(state, **changes):
-    """Returns a state whose environment has other parameters: they are traced, so nothing compiles again."""
+    """Return a state with other parameters of the environment. They are traced: nothing recompiles."""
     params = {
         name: jnp.asarray(value, getattr(state.env_params, name).dtype)
         for name, value in changes.items()
@@ -133,7 +133,7 @@ def plain(tree):
 
 
 def counted(state):
-    """Returns a state without the rows of replays, in which what does not count may stand."""
+    """Return a state without the rows of replay buffers, where unused ones may differ."""
     return plain(
         state.replace(memory={name: without_rows(memory) for name, memory in state.memory.items()})
     )
@@ -149,7 +149,7 @@ def words(learner, metrics):
     ]
 
 
-# --- what is found ---
+# --- detection ---
 
 ROWS = [
     ("bad_reward", "non-finite rewards of policy 'pilot'"), ("bad_obs", "non-finite observations of policy 'clerk'"),
@@ -159,7 +159,7 @@ ROWS = [
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "said"), ROWS)
 @pytest.mark.parametrize("pilot", ["A2C", slow("PPO"), slow("DDPG")])
-def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value):
+def test_state_before_the_first_bad_row_is_kept(pilot, name, said, value):
     learner = learner_of(pilot)
     first = with_params(learner.init(KEY), **{name: value})
     last, metrics = play(learner, first, 6)
@@ -169,7 +169,7 @@ def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value
     assert_same(counted(last), counted(good))
     assert int(last.num_updates) == BAD - 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(plain(last.policies)))
-    # and what stands in the replay is what it was, too: with the cause gone it goes on as if nothing had been
+    # the replay buffer is restored, too: without the cause both continue alike
     mended, fine = (play(learner, with_params(state, **{name: 0.0}), 3) for state in (last, good))
     assert_same(counted(mended[0]), counted(fine[0]))
     assert not np.any(mended[1]["bad_numbers"])
@@ -178,7 +178,7 @@ def test_a_run_keeps_the_state_before_its_first_bad_row(pilot, name, said, value
 STEPS = [
     ("A2C", {"pilot.value_coefficient": np.nan}, "non-finite losses of policy 'pilot'"),
     ("A2C", {"clerk.entropy_coefficient": np.inf}, "non-finite losses of policy 'clerk'"),
-    # the next gradient step of the same update has lost its parameters already, where there is one
+    # a later gradient step of the same update would already report its loss
     ("A2C", {"pilot.learning_rate": np.inf}, "non-finite parameters of policy 'pilot'"),
     ("A2C", {"pilot.max_grad_norm": np.nan}, "non-finite parameters of policy 'pilot'"),
     slow("DDPG", {"pilot.critic_learning_rate": np.inf}, "non-finite losses of policy 'pilot'"),
@@ -187,10 +187,10 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("pilot", "hypers", "said"), STEPS)
-def test_names_what_a_gradient_step_has_broken(pilot, hypers, said):
+def test_bad_quantity_of_a_gradient_step_is_named(pilot, hypers, said):
     learner = learner_of(pilot)
     good, _ = play(learner, learner.init(KEY), 3)
-    # in one's own jit nobody looks at what a hyperparameter becomes
+    # values are not checked inside of jit
     broken = jax.jit(lambda state, values: with_hypers(state, **values))(good, hypers)
     last, metrics = play(learner, broken, 2)
     assert all(sentence.startswith(said) for sentence in words(learner, metrics))
@@ -204,7 +204,7 @@ BEYOND = [
 
 
 @pytest.mark.parametrize(("pilot", "name"), BEYOND)
-def test_a_learning_rate_beyond_all_bounds_ends_in_finite_numbers(pilot, name):
+def test_huge_learning_rate_leaves_finite_parameters(pilot, name):
     learner = learner_of(pilot)
     first = with_hypers(learner.init(KEY), **{name: 1e30})
     last, metrics = play(learner, first, 6)
@@ -214,7 +214,7 @@ def test_a_learning_rate_beyond_all_bounds_ends_in_finite_numbers(pilot, name):
 
 
 @pytest.mark.slow
-def test_nothing_to_report_is_no_bad_number():
+def test_missing_metrics_are_not_bad_numbers():
     learner = learner_of("DDPG")
     _, metrics = learner.update(learner.init(KEY))  # no gradient step yet, and no episode has ended
     assert np.isnan(metrics["pilot/critic_loss"])
@@ -226,7 +226,7 @@ def test_nothing_to_report_is_no_bad_number():
 @pytest.mark.parametrize(
     ("name", "said"), [("dead_obs", "observations"), ("dead_reward", "rewards")]
 )
-def test_what_dead_agents_see_and_get_must_be_finite_too(name, said):
+def test_observations_and_rewards_of_inactive_agents_must_be_finite(name, said):
     learner = leavers()
     _, metrics = play(learner, with_params(learner.init(KEY), **{name: 1e6}), 2)
     assert not np.any(metrics["bad_numbers"])
@@ -241,7 +241,7 @@ def leavers():
     return make_learner(tiny_config("probe_leaver", {"player": tiny_policy("A2C")}))
 
 
-def test_what_stands_in_metrics_and_statistics_is_looked_at():
+def test_metrics_and_statistics_are_checked():
     learner = learner_of("A2C")
     policy, state = learner.setup.policies["clerk"], learner.init(KEY).policies["clerk"]
     fine = {"loss": jnp.float32(1), "grad_norm": jnp.float32(2), "gradient_steps": jnp.int32(3)}
@@ -267,7 +267,7 @@ def test_what_stands_in_metrics_and_statistics_is_looked_at():
     assert look(with_variance(jnp.inf)) == [False, False, True, False]
 
 
-def test_the_first_cause_of_any_policy_is_named():
+def test_first_cause_of_all_policies_is_named():
     rows, steps = np.zeros((2, 2), bool), np.zeros((2, 4), bool)
     steps[0, 0] = rows[1, 1] = True  # the losses of the first policy, the rewards of the second
     assert (
@@ -290,11 +290,11 @@ def test_every_quantity_has_advice():
         assert sentences[2 * i + 1].startswith(f"non-finite {quantity} of policy 'clerk': ")
 
 
-# --- going on, and more than one ---
+# --- skipping, populations and devices ---
 
 
 @pytest.mark.parametrize("pilot", [slow("A2C"), slow("DDPG")])
-def test_skip_leaves_the_update_out_and_draws_anew(pilot):
+def test_skip_discards_the_update_and_draws_new_numbers(pilot):
     learner = learner_of(pilot, "skip")
     first = with_params(learner.init(KEY), bad_obs=np.nan)
     before, _ = play(learner, first, BAD - 1)
@@ -312,7 +312,7 @@ def test_skip_leaves_the_update_out_and_draws_anew(pilot):
 
 
 @pytest.mark.slow
-def test_each_member_of_a_population_stops_for_itself():
+def test_members_of_a_population_stop_separately():
     learner = learner_of("DDPG")
     states = jax.vmap(learner.init)(jax.random.split(KEY, 3))
     params = states.env_params.replace(bad_reward=jnp.array([0.0, jnp.nan, 0.0]))

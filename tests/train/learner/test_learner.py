@@ -19,7 +19,7 @@ GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": Tru
     scope="module", params=["quickly", pytest.param("as users do", marks=pytest.mark.slow)]
 )
 def learner(request):
-    """One agent, PPO, time limits; the slow tests compile it as users compile it."""
+    """One agent, PPO, time limits. Slow tests compile it with all optimizations."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", request.param == "quickly")
     yield make_learner(tiny_config("probe_signal", {"agent": tiny_policy("PPO")}, env_params=GAME))
@@ -36,7 +36,7 @@ def is_key(leaf):
 
 
 def plain(tree):
-    """Returns a tree of NumPy arrays, typed keys as their data."""
+    """Return a tree of NumPy arrays, typed keys as their data."""
     return jax.tree.map(
         lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree
     )
@@ -46,11 +46,11 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, plain(a), plain(b))
 
 
-# --- what a run is ---
+# --- runs ---
 
 
 @pytest.mark.slow
-def test_a_run_in_parts_is_the_whole_run(learner, state):
+def test_run_in_parts_equals_one_run(learner, state):
     whole, metrics = learner.run(state, num_updates=4)
     half, first = learner.run(state, num_updates=2)
     end, second = learner.run(half, num_updates=2)
@@ -59,7 +59,7 @@ def test_a_run_in_parts_is_the_whole_run(learner, state):
     assert whole.num_updates == 4
 
 
-def test_what_is_no_key_or_no_state_is_refused(learner, state):
+def test_wrong_arguments_are_refused(learner, state):
     with pytest.raises(
         TypeError, match=r"must be a typed key\. Create it with jax.random.key\(seed\)"
     ):
@@ -73,7 +73,7 @@ def test_what_is_no_key_or_no_state_is_refused(learner, state):
         learner.run(state)
 
 
-def test_updates_one_by_one_are_the_run(learner, state):
+def test_single_updates_equal_a_run(learner, state):
     one, rows = state, []
     for _ in range(2):
         one, metrics = learner.update(one)
@@ -86,14 +86,14 @@ def test_updates_one_by_one_are_the_run(learner, state):
         jax.tree.map(same, plain(a), plain(b))
 
 
-def test_update_leaves_its_input_alone(learner, state):
+def test_update_does_not_donate_its_input(learner, state):
     before = plain(state)
     first = learner.update(state)
     assert_equal(state, before)  # also raises where a buffer was donated
     assert_equal(learner.update(state), first)
 
 
-def test_first_state_depends_on_the_key_alone(learner, state):
+def test_initial_state_depends_only_on_the_key(learner, state):
     assert_equal(learner.init(jax.random.key(3)), state)
     other = learner.init(jax.random.key(4))
     for part in ("policies", "replicas", "key"):
@@ -124,7 +124,7 @@ def test_nothing_recompiles(learner, state):
 # --- metrics ---
 
 
-def test_metrics_of_a_run_are_one_number_an_update(learner, state):
+def test_metrics_have_one_number_per_update(learner, state):
     _, metrics = learner.run(state, num_updates=4)
     assert all(leaf.shape == (4,) for leaf in jax.tree.leaves(metrics))
     assert {
@@ -172,7 +172,7 @@ def test_ppo_moves_off_the_old_policy(learner, state):
 # --- hyperparameters ---
 
 
-def test_a_number_replaces_a_schedule(state):
+def test_number_replaces_a_schedule(state):
     changed = with_hypers(state, **{"agent.learning_rate": 0.125, "agent.gamma": 0.5})
     for env_steps in (0.0, 1e9):
         assert changed.hypers["agent"].at(jnp.float32(env_steps))["learning_rate"] == 0.125
@@ -199,7 +199,7 @@ def test_hyperparameters_of_another_population_are_refused(state):
             with_hypers(state, **{name: jnp.ones(3)})
 
 
-# --- how it is traced ---
+# --- tracing ---
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def test_without_jit_the_numbers_are_the_same(learner, state):
     )
 
 
-def test_env_params_of_the_state_rule(learner, state):
+def test_update_uses_env_params_of_the_state(learner, state):
     richer = jax.tree.map(
         lambda old, new: jnp.asarray(new, old.dtype), state.env_params, SignalParams(constant=7.0)
     )

@@ -1,4 +1,4 @@
-"""A population: seeds and learning rates side by side in one program, each member like its solo run."""
+"""A population of seeds and learning rates in one program equals its members' own runs."""
 
 import functools
 
@@ -22,7 +22,7 @@ def learner():
 
 
 def three_updates(update, state):
-    """Returns (the states after 0, 1, 2 and 3 updates, the metrics of each update)."""
+    """Return (the states after 0, 1, 2 and 3 updates, the metrics of each update)."""
     states, rows = [state], []
     for _ in range(3):
         state, metrics = update(state)
@@ -33,7 +33,7 @@ def three_updates(update, state):
 
 @pytest.fixture(scope="module")
 def solo(learner):
-    """Returns `three_updates` for each learning rate, with a seed of its own."""
+    """Return `three_updates` for each learning rate, each with another seed."""
     states = [learner.init(jax.random.key(seed)) for seed in range(len(RATES))]
     states = [
         with_hypers(state, **{"agent.learning_rate": rate})
@@ -44,7 +44,7 @@ def solo(learner):
 
 @pytest.fixture(scope="module")
 def population(learner):
-    """Returns the same with all members in one program."""
+    """Return the same with all members in one program."""
     states = jax.vmap(learner.init)(jnp.stack([jax.random.key(seed) for seed in range(len(RATES))]))
     states = with_hypers(
         states, **{"agent.learning_rate": jnp.array(RATES), "agent.entropy_coefficient": 0.0}
@@ -81,7 +81,7 @@ def test_member_learns_what_its_solo_run_learns(solo, population, i):
         assert_close(member(rows, i), row, rtol=1e-3)
 
 
-def test_learning_rates_rule_how_far_members_move(population):
+def test_larger_learning_rates_move_members_further(population):
     first, last = (
         population[0][k].policies["agent"].params["value_head"]["kernel"] for k in (0, 3)
     )

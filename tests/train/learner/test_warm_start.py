@@ -1,4 +1,4 @@
-"""Policies that begin with what another run has learned: frozen or trained on, and what is refused."""
+"""Policies initialized from checkpoints of other runs, frozen or trained further, and refusals."""
 
 import dataclasses
 import shutil
@@ -42,7 +42,7 @@ def differ(a, b):
 
 
 def save_run(folder, config, *states, best=None):
-    """Writes a run that holds these states, after 1, 2, ... updates, and a best one."""
+    """Write a run with checkpoints of these states, after 1, 2, ... updates, and a best one."""
     prepare_folder(folder, config, resume=False)
     for name, kept in (("checkpoints", states), ("best", () if best is None else (best,))):
         with open_checkpoints(folder / name, keep=9) as manager:
@@ -53,7 +53,7 @@ def save_run(folder, config, *states, best=None):
 
 
 def like_learned(state, seed):
-    """Returns a state with random numbers in everything that a policy knows."""
+    """Return a state with random numbers in all leaves of its policies."""
     leaves, tree = jax.tree.flatten(state.policies)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     drawn = [
@@ -73,7 +73,7 @@ def like_learned(state, seed):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Returns (folder, the newest state, the best state) of a run in which one policy plays both players."""
+    """Return (folder, newest state, best state) of a run of one policy for both players."""
     policies = {"both": tiny_policy("PPO", agents=("player",), **NORMALIZED_PPO)}
     config = tiny_config("probe_leaver", policies)
     first = make_learner(config).init(jax.random.key(0))
@@ -87,7 +87,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def off_policy(tmp_path_factory):
-    """Returns (folder, state) of a run of a DDPG policy."""
+    """Return (folder, state) of a run of a DDPG policy."""
     config = tiny_config(
         "probe_box_signal", {"agent": dataclasses.replace(tiny_ddpg(), normalize_observation=True)}
     )
@@ -96,7 +96,7 @@ def off_policy(tmp_path_factory):
 
 
 def two_halves(checkpoint, theirs=None, **changes):
-    """One player is trained on from a checkpoint, the other stays as it was."""
+    """Train one player further from a checkpoint. The other one is frozen."""
     theirs = theirs or checkpoint
     policies = {
         "mine": tiny_policy(
@@ -142,7 +142,7 @@ def test_names_of_a_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_newest_and_best_and_what_else_is_new(source):
+def test_newest_and_best_checkpoints_with_a_new_optimizer(source):
     folder, newest, best = source
     learner = make_learner(two_halves(f"{folder}:both", theirs=f"{folder}@best:both"))
     state = learner.init(jax.random.key(9))
@@ -166,7 +166,7 @@ def test_newest_and_best_and_what_else_is_new(source):
 
 
 @pytest.mark.slow
-def test_one_half_of_a_group_is_trained_on_and_the_other_stays(source):
+def test_half_of_a_group_is_trained_further(source):
     folder, newest, _ = source
     learner = make_learner(two_halves(f"{folder}:both"))
     first = learner.init(jax.random.key(9))
@@ -184,7 +184,7 @@ def test_one_half_of_a_group_is_trained_on_and_the_other_stays(source):
 
 
 @pytest.mark.slow
-def test_a_frozen_policy_acts_as_in_its_run(source):
+def test_frozen_policy_acts_as_in_its_run(source):
     """Bit for bit, memory and normalisation included."""
     folder, newest, _ = source
     theirs = load_run(folder)[0].setup.policies["both"]
@@ -206,7 +206,7 @@ def test_a_frozen_policy_acts_as_in_its_run(source):
     assert set(np.ravel([row[0] for row in actions[0]])) == {0, 1}
 
 
-def test_a_ddpg_policy_goes_on_where_it_was(off_policy):
+def test_ddpg_policy_continues_from_its_checkpoint(off_policy):
     folder, old = off_policy
     begun = dataclasses.replace(tiny_ddpg(), checkpoint=str(folder), normalize_observation=True)
     for trainable in (True, False):
@@ -253,7 +253,7 @@ def test_reward_statistics_are_taken_where_both_have_them(own, loaded, expected)
 
 
 @pytest.mark.slow
-def test_a_population_begins_with_it_too(source):
+def test_population_starts_from_a_checkpoint(source):
     """Also where the checkpoint is first read while vmap or jit traces."""
     folder, newest, _ = source
     for wrap in (jax.vmap, lambda init: jax.jit(jax.vmap(init))):
@@ -279,7 +279,7 @@ def test_a_population_begins_with_it_too(source):
         ("source", r"policy in policies\.mine\.checkpoint = '.*source': 'mine': known names: both"),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_refused(source, tmp_path, change, words):
+def test_missing_runs_and_policies_are_refused(source, tmp_path, change, words):
     (tmp_path / "source").symlink_to(source[0], target_is_directory=True)
     prepare_folder(tmp_path / "empty", two_halves(""), resume=False)
     config = two_halves(str(tmp_path / change), theirs=f"{source[0]}:both")
@@ -319,7 +319,7 @@ def test_another_network_is_refused(source, changes, words):
         make_learner(two_halves(f"{source[0]}:both", **changes)).init(jax.random.key(0))
 
 
-def test_another_start_of_the_weights_is_not(source):
+def test_another_initializer_is_accepted(source):
     make_learner(two_halves(f"{source[0]}:both", **network(initializer="xavier"))).init(
         jax.random.key(0)
     )
@@ -353,7 +353,7 @@ def test_other_spaces_are_refused(source):
         make_learner(tiny_config("probe_box_leaver", {"players": players})).init(jax.random.key(0))
 
 
-def test_a_class_that_has_changed_since_is_refused(tmp_path, monkeypatch):
+def test_changed_encoder_class_is_refused(tmp_path, monkeypatch):
     class Wider(FlatEncoder):
         def __init__(self, observation_space, *, rngs):
             super().__init__(observation_space, rngs=rngs)
@@ -382,13 +382,12 @@ def test_a_class_that_has_changed_since_is_refused(tmp_path, monkeypatch):
         make_learner(again).init(jax.random.key(0))
 
 
-# --- the host's side ---
+# --- trainer ---
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_when_its_checkpoint_and_pool_lie_elsewhere(source, tmp_path):
-    """With others to play against, and the source of its policies and of one of these deleted: bit for bit as never
-    stopped."""
+def test_run_resumes_without_the_runs_that_it_started_from(source, tmp_path):
+    """Bit for bit, with opponents and snapshots, after the run of its initial parameters is deleted."""
     shutil.copytree(source[0], tmp_path / "source")
     other = f"{tmp_path}/source:both"
     own = {
@@ -417,7 +416,7 @@ def test_a_run_goes_on_when_its_checkpoint_and_pool_lie_elsewhere(source, tmp_pa
 
 
 @pytest.mark.slow
-def test_half_of_the_runners_of_tag_is_trained_against_frozen_taggers(tmp_path):
+def test_half_of_the_runners_trains_against_frozen_taggers(tmp_path):
     small = {"num_envs": 8, "rollout_length": 20, "env_params.episode_length": 30}
     config = load_config("tag_small", **small)
     old, _ = make_learner(config).run(make_learner(config).init(jax.random.key(0)), num_updates=2)

@@ -1,4 +1,4 @@
-"""Where a user's own environment meets the learner: odd statistics, wrong spaces, games without an end, masks."""
+"""Custom environments in the learner: statistics, wrong spaces, endless episodes and masks."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ class Params:
 
 @dataclasses.dataclass(frozen=True)
 class Masked(wdjax.Env):
-    """Three choices of which the first is forbidden; counts, as flags, who takes the last."""
+    """Three actions; the first is masked. `info` flags the agents that take the last."""
 
     ends: bool = True
     promised: int = 1
@@ -62,7 +62,7 @@ class Masked(wdjax.Env):
 
 @pytest.fixture(scope="module", autouse=True)
 def masked():
-    """The environment has its name in this module only: other tests count the registered ones."""
+    """Register the environment in this module only: other tests count the registered ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wdjax.envs, "_REGISTRY", {**wdjax.envs._REGISTRY, "masked": Masked})
         yield
@@ -94,7 +94,7 @@ def test_flags_in_info_are_counted(trained):
     assert counts.max() > 1
 
 
-def test_random_play_keeps_to_the_mask(trained):
+def test_random_actions_respect_the_mask(trained):
     learner, state, _ = trained
     info = evaluate(learner, state, jax.random.key(0), 64, random=("agent",)).episode_info
     assert info["forbidden"].sum() == 0
@@ -109,7 +109,7 @@ def test_random_names_policies(trained, random, error):
             play(learner, state, jax.random.key(0), random=random)
 
 
-def test_array_params_stay_what_they_are():
+def test_array_params_are_kept():
     params = wdjax.make("masked")[1]
     assert params.walls.dtype == bool
     assert params.episode_length.dtype == np.int32
@@ -122,14 +122,14 @@ def test_array_params_stay_what_they_are():
         ({"statistic": "over"}, r"info\['over'\], a name reserved by wdjax"),
     ],
 )
-def test_environments_that_break_the_contract_are_refused_in_words(changes, words, tmp_path):
+def test_invalid_environments_are_refused(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         Trainer(config(**changes), tmp_path / "run", quiet=True).train()
-    metrics = tmp_path / "run" / "metrics.jsonl"  # held, perhaps, but nothing was written
+    metrics = tmp_path / "run" / "metrics.jsonl"  # empty, if it exists
     assert not metrics.exists() or not metrics.read_text(encoding="utf8")
 
 
-def test_a_ratio_of_what_info_has_not_is_refused(monkeypatch):
+def test_ratio_of_unknown_info_is_refused(monkeypatch):
     monkeypatch.setattr(Masked, "info_ratios", {"pace": ("moved", "steps")})
     with pytest.raises(
         ValueError,
@@ -138,21 +138,21 @@ def test_a_ratio_of_what_info_has_not_is_refused(monkeypatch):
         make_learner(config())
 
 
-def test_a_refused_configuration_leaves_no_folder(tmp_path):
+def test_refused_configuration_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="like observation_space"):
         Trainer(config(promised=3), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_game_without_an_end_trains_and_goes_on(tmp_path, capsys):
-    """Nothing to evaluate is no reason to stop; and 64.0 steps are 64, also in the names of checkpoints."""
+def test_endless_episodes_train_and_resume(tmp_path, capsys):
+    """Training continues without evaluations. 64.0 steps are 64, also in names of checkpoints."""
     Trainer(config(ends=False), tmp_path / "run").train()
     assert "Warning: evaluation skipped. max_steps" in capsys.readouterr().out
     assert load_run(tmp_path / "run")[1].num_updates == 2
 
 
-def test_params_axis_names_what_is_not_per_replica():
+def test_params_axis_names_the_parameter_without_a_replica_axis():
     env, params = wdjax.make("tag_continuous", tagging_distance=np.linspace(0.01, 0.1, 4))
     with pytest.raises(
         ValueError, match=r"params\.grid_length = 10\.0: must be an array with a leading axis of 4"

@@ -28,7 +28,7 @@ DDPG = tiny_ddpg(buffer_size=64, warmup=8, batch_size=8)
 
 
 def table():
-    """Returns the names in the table of state/rollout_metrics.py, of a policy's metrics without the policy."""
+    """Return the names in the table of state/rollout_metrics.py, without the names of policies."""
     names = set()
     for line in metrics.__doc__.splitlines():
         if re.match(r" {4}\S", line) and not line.startswith("    name  "):
@@ -43,7 +43,7 @@ def table():
 
 
 def reported(env, policies, **changes):
-    """Returns the names that one update reports, and those of a policy without the policy; nothing is computed."""
+    """Return the names of the metrics of an update, without the names of policies, by tracing alone."""
     learner = make_learner(tiny_config(env, policies, **changes))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     shapes = jax.eval_shape(learner.update, state)[1]
@@ -55,7 +55,7 @@ def reported(env, policies, **changes):
     return {re.sub(r"(opponent_\w+)/.*", r"\1/WHO", name) for name in names}
 
 
-def test_the_table_has_every_metric_and_no_other():
+def test_table_lists_exactly_the_reported_metrics():
     options = {"neg_pos_env_ratio": 1.0, "normalize_reward": True, "normalize_advantage": True}
     ppo = tiny_policy("PPO", past_selves=1, **options)
     names = reported("pendulum", {"agent": DDPG})
@@ -75,7 +75,7 @@ def test_the_table_has_every_metric_and_no_other():
     assert {*of_env} < names
 
 
-def test_the_clock_of_a_chunk_by_hand():
+def test_timing_of_a_chunk():
     policies = {
         "clerk": tiny_policy("A2C"),
         "pilot": tiny_policy("A2C", trainable=False),
@@ -92,7 +92,7 @@ def test_the_clock_of_a_chunk_by_hand():
     }  # fmt: skip
 
 
-def test_extremes_of_a_component_are_those_of_the_chunk():
+def test_extremes_of_components_are_over_the_chunk():
     extremes = {
         "a/action_max/0": Metric([1.0, 3.0], "max"),
         "a/action_min/1": Metric([1.0, -math.inf], "min"),
@@ -106,7 +106,7 @@ def test_extremes_of_a_component_are_those_of_the_chunk():
     }
 
 
-# --- a rollout: 3 steps of 2 replicas with 2 agents; in the first, one is out after a step, the other after two ---
+# --- a rollout of 3 steps, 2 replicas and 2 agents; in the first replica both agents terminate ---
 
 LIVE = np.ones((3, 2, 2), bool)
 LIVE[1:, 0, 0] = LIVE[2, 0, 1] = False
@@ -116,7 +116,7 @@ measure = jax.jit(lambda *arguments: values_of(metrics.rollout_metrics(POLICY, *
 
 @pytest.fixture(scope="module")
 def rollout_numbers():
-    """Returns (arrays [3, 2, 2] by name, what rollout_metrics says of them); the dead rows are full of garbage."""
+    """Return (arrays [3, 2, 2] by name, their rollout metrics). Rows of inactive agents hold garbage."""
     rng = np.random.default_rng(0)
     names = ("reward", "value", "advantage", "first", "second")
     garbage = np.broadcast_to(np.array([0.0, 1e6, -1e6])[:, None, None], LIVE.shape)
@@ -131,8 +131,8 @@ def rollout_numbers():
     return {**drawn, "target": target}, measure(rows, drawn["advantage"], target)
 
 
-def test_updates_without_a_number_are_left_out_of_a_chunk():
-    """A policy all of whose agents were out, TD3's actor between its steps: NaN, and not a dilution."""
+def test_chunk_means_exclude_nan():
+    """For example updates without active agents, or without an actor step of TD3."""
     nan = math.nan
     metrics = {
         "episodes": [0, 1], "a/live_fraction": [0.0, 0.5], "a/value_mean": [nan, 3.0], "a/loss": [nan, 2.0],
@@ -144,8 +144,8 @@ def test_updates_without_a_number_are_left_out_of_a_chunk():
     }  # fmt: skip
 
 
-def test_what_others_win_against_somebody_is_over_the_games_of_the_chunk():
-    """WHO is the path of a run, which says nothing of how its numbers are put together."""
+def test_win_rates_are_weighted_by_episodes():
+    """The opponent's name is the path of a run, with characters that other metrics use."""
     nan, who = math.nan, "runs/a_max/3"
     metrics = {
         "episodes": [4, 4, 4], f"a/opponent_games/{who}": [3.0, 0.0, 1.0], f"a/opponent_blocks/{who}": [1.0, 0.0, 2.0],
@@ -162,7 +162,7 @@ def test_what_others_win_against_somebody_is_over_the_games_of_the_chunk():
     }  # fmt: skip
 
 
-def test_rollout_metrics_are_those_of_the_live_rows(rollout_numbers):
+def test_rollout_metrics_are_over_live_rows(rollout_numbers):
     arrays, ours = rollout_numbers
     kept = {name: values[LIVE].astype(np.float64) for name, values in arrays.items()}
     for name, expected in {
@@ -174,8 +174,8 @@ def test_rollout_metrics_are_those_of_the_live_rows(rollout_numbers):
         np.testing.assert_allclose(ours[name], expected, rtol=1e-4, err_msg=name)
 
 
-def test_chunk_means_are_over_the_transitions_that_are_learned_from():
-    """In one update 1 of 12 transitions decides and in the next all do, though all are live in both."""
+def test_chunk_means_are_over_learned_transitions():
+    """1 of 12 transitions decides in one update and all in the next. All are live in both."""
     ones = np.ones(LIVE.shape, np.float32)
     decides = [np.arange(12).reshape(LIVE.shape) < count for count in (1, 12)]
     reports = []
@@ -198,7 +198,7 @@ def test_chunk_means_are_over_the_transitions_that_are_learned_from():
 
 
 def test_metrics_of_gradient_steps_are_plain_means():
-    """Neither is over live transitions: DDPG's are over those that it draws from its buffer."""
+    """DDPG averages them over transitions drawn from its replay buffer, not over live ones."""
     learner = make_learner(tiny_config("pendulum", {"agent": DDPG}))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     found = jax.eval_shape(functools.partial(update_share, learner.setup), state)[1]
@@ -207,7 +207,7 @@ def test_metrics_of_gradient_steps_are_plain_means():
     assert found["agent/action_mean"].weight == ("agent/live_fraction",)
 
 
-def test_action_deviations_are_means_over_the_places_with_a_live_row(rollout_numbers):
+def test_action_deviations_are_means_over_live_rows(rollout_numbers):
     arrays, ours = rollout_numbers
     for i, component in enumerate(("first", "second")):
         for axis, name in enumerate(("time", "envs", "agents")):
@@ -215,7 +215,7 @@ def test_action_deviations_are_means_over_the_places_with_a_live_row(rollout_num
             np.testing.assert_allclose(ours[f"action_std_{name}/{i}"], exact, rtol=1e-4)
 
 
-def test_metrics_of_a_rollout_of_nobody_are_nan():
+def test_metrics_without_live_rows_are_nan():
     ones = np.ones(LIVE.shape, np.float32)
     rows = Rows(
         None,
@@ -230,7 +230,7 @@ def test_metrics_of_a_rollout_of_nobody_are_nan():
     assert np.all(np.isnan(list(ours.values())))
 
 
-def test_explained_variance_is_not_below_minus_1():
+def test_explained_variance_is_at_least_minus_1():
     live, ones = np.ones(LIVE.shape, bool), np.ones(LIVE.shape, np.float32)
     value, target = ([[[9]], [[-9]], [[0]]] * ones, [[[0]], [[1]], [[0]]] * ones)
     rows = Rows(None, np.stack([value, value], axis=-1), value, ~live, live, value=value)
@@ -241,7 +241,7 @@ def test_explained_variance_is_not_below_minus_1():
 @pytest.mark.parametrize(
     ("name", "expected"), [("action_mean", 3.0), ("action_min/0", -2.0), ("action_max/1", 9.0)]
 )
-def test_ranges_of_actions_by_hand(name, expected):
+def test_ranges_of_actions(name, expected):
     action = np.array([[-2.0, 9.0], [1.0, 4.0], [-50.0, 50.0]], np.float32).reshape(3, 1, 1, 2)
     live = np.array([True, True, False]).reshape(3, 1, 1)
     assert metrics.action_ranges(action, live)[name].value == expected

@@ -1,4 +1,4 @@
-"""Who plays in the place of a policy beside its earlier selves: scripts, random play, runs; and who beats them."""
+"""Opponents of a policy: scripts, random play, runs and snapshots, and win rates against them."""
 
 import dataclasses
 import json
@@ -113,7 +113,7 @@ def test_opponents_act_in_several_rollouts_in_a_row(num_updates, anew):
 
 
 def test_standings_by_hand():
-    """Three members and the present self; of six ends five count, whose returns sum to 10, and 10 / 5 is the mean."""
+    """Three members and the policy itself. Five of six ends count; their returns sum to 10: mean 2."""
     member = jnp.array([0, PRESENT, 2])
     counted = jnp.array([[True, True, True], [False, True, True]])
     returns = jnp.array([[5.0, 1.0, 3.0], [99.0, -1.0, 2.0]])
@@ -132,7 +132,7 @@ def test_standings_by_hand():
 
 @pytest.mark.parametrize("zero", [-1000.0, 0.0, 1000.0])
 def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
-    """The others do better against the first member than against the second, which then plays more often."""
+    """The other policies win more often against the first member, so the second is drawn more often."""
     new, member = new_standings(2), jnp.array([0, 0, 1])
     for i in range(30):
         returns = zero + jnp.array([[1.0 + 0.1 * (i % 3), 2.0, -3.0]])
@@ -144,7 +144,7 @@ def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
 
 
 @pytest.mark.parametrize("outcome", [-1000.1, -1.0, 0.0, 0.3])
-def test_equal_returns_are_half_won(outcome):
+def test_equal_returns_count_half(outcome):
     old = new_standings(1)
     for _ in range(300):
         old, *_ = add_episodes(
@@ -186,7 +186,7 @@ def test_only_whole_episodes_without_other_opponents_count():
 
 
 class Ambush(Leaver):
-    """Its script, of both players, is the time for the first and the time after it for the second."""
+    """The script's actions: the time for the first player, the time + 1 for the second."""
 
     scripts = {"ambush": ("player", lambda env, state, params, key: state.time + jnp.arange(2))}  # noqa: RUF012
 
@@ -210,8 +210,8 @@ def test_scripts_override_the_actions_of_their_blocks():
     np.testing.assert_array_equal(actions, [[1], [1], [0], [1]])
 
 
-def test_a_script_plays_two_slices_of_its_group():
-    """Three replicas whose times are 0, 5 and 9; the second player's action is asked for before the first one's."""
+def test_script_plays_two_slices_of_a_group():
+    """Three replicas at times 0, 5 and 9. The second player comes before the first one."""
     env, config = Ambush(), PolicyConfig(agents=("player[1]", "player[0]"))
     assignment = assign_agents(env, env.default_params, {"all": config})["all"]
     situation = (LeaverState(jnp.array([0, 5, 9])), env.default_params)
@@ -219,7 +219,7 @@ def test_a_script_plays_two_slices_of_its_group():
     np.testing.assert_array_equal(found, [[1, 0], [6, 5], [10, 9]])
 
 
-def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):
+def test_win_rates_are_drawn_only_with_opponents(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"env_steps": 1, "a/episode_return": 1.0}\n', encoding="utf8"
     )
@@ -236,8 +236,8 @@ def test_a_picture_only_where_somebody_plays_in_a_place(tmp_path):
 
 
 @pytest.mark.slow
-def test_scripts_teach_others_and_not_whom_they_stand_for():
-    """A frozen policy of which a script plays all: its taggers walk as the script does, and the runner learns."""
+def test_only_opponents_of_a_script_learn():
+    """A script always replaces the frozen taggers. They act by the script, and the runner learns."""
     tagger = tiny_policy(
         "A2C", agents=("tagger",), trainable=False, opponents={"chase_nearest": 1.0}
     )

@@ -1,4 +1,4 @@
-"""Self-play: the pool of earlier selves, who plays where, and who learns from what."""
+"""Self-play: the pool of snapshots, where they act, and which transitions are learned from."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ BLOCKS = 4  # of 2 replicas each
 
 
 def self_of(number):
-    """Returns what has learned nothing but its number."""
+    """Return a state whose parameters are a number."""
     normalizer = Normalizer(observation_statistics(Box(shape=(2,))), None)
     state = PolicyState({"w": jnp.full(2, float(number))}, {"momentum": jnp.ones(2)}, normalizer)
     return state.replace(gradient_steps=jnp.int32(number))
@@ -139,7 +139,7 @@ def test_rewards_of_opponents_do_not_scale_rewards():
 
 
 def test_n_step_targets_end_where_another_opponent_acts():
-    """Blocks of 2 replicas and n-step targets of 3: of the two steps that wait, the last ends in the second block."""
+    """Blocks of 2 replicas, 3-step targets: of the two pending steps, the last ends in the second block."""
     step = Steps(*(jax.ShapeDtypeStruct((), bool) if name in ("terminated", "over", "live") else
                    jax.ShapeDtypeStruct((), jnp.float32) for name in Steps.__dataclass_fields__))  # fmt: skip
     replay = empty_replay(
@@ -151,11 +151,11 @@ def test_n_step_targets_end_where_another_opponent_acts():
     )
 
 
-# --- in the learner: one player with a memory and earlier selves, beside one that has none ---
+# --- in the learner: a recurrent policy with snapshots, and one without ---
 
 
 def leaver_config(first=None, second=None, env="probe_leaver", **changes):
-    """Four blocks of two replicas; episodes of 4 steps: every other rollout of 6 begins in the middle of one."""
+    """Four blocks of two replicas. Every other rollout of 6 steps starts within an episode of 4."""
     network = dataclasses.replace(NETWORK, hidden_sizes=(), recurrent_size=3)
     own = {
         "past_selves": 2,
@@ -182,7 +182,7 @@ def learner():
 
 @pytest.fixture(scope="module")
 def states(learner):
-    """The states after 0 to 6 updates, and the metrics of each."""
+    """Return the states after 0 to 6 updates, and the metrics of each update."""
     states, rows = [learner.init(KEY)], []
     for _ in range(6):
         state, metrics = learner.update(states[-1])
@@ -198,7 +198,7 @@ def play(learner):
 
 @pytest.fixture(scope="module")
 def mixed(states, play):
-    """Returns (a state, what is played on from it, [N] bool: by an earlier self of the first player)."""
+    """Return (a state, the rollout from it, [N] bool: a snapshot acts for the first policy)."""
     for state in states[0][2:]:
         after, played = play(state, KEY)
         earlier = np.repeat(np.asarray(after.opponents.blocks["first"].active) != PRESENT, 2)
@@ -243,7 +243,7 @@ def test_snapshots_are_the_policy_after_the_update(states):
     assert set(states[0][0].opponents.pools) == set(states[0][0].opponents.blocks) == {"first"}
 
 
-def test_each_rollout_draws_anew_who_plays(states):
+def test_each_rollout_draws_new_members(states):
     members = np.stack([state.opponents.blocks["first"].active for state in states[0]])
     np.testing.assert_array_equal(members[0], PRESENT)
     assert len(np.unique(members[1:], axis=0)) > 3
@@ -254,7 +254,7 @@ def test_each_rollout_draws_anew_who_plays(states):
     assert "second/past_self_blocks" not in states[1][0]
 
 
-def test_rows_of_earlier_selves_are_not_live_for_their_policy_alone(mixed):
+def test_rows_of_snapshots_are_not_live_for_their_policy_alone(mixed):
     _, played, earlier = mixed
     np.testing.assert_array_equal(
         played.rows["first"].live, np.broadcast_to(~earlier[None, :, None], (6, 8, 1))
@@ -262,7 +262,7 @@ def test_rows_of_earlier_selves_are_not_live_for_their_policy_alone(mixed):
     assert played.rows["second"].live.all()
 
 
-def test_earlier_selves_play_as_they_were(mixed, play):
+def test_snapshots_act_by_their_parameters(mixed, play):
     state, played, earlier = mixed
     for action in (0, 1):
         rows = play(with_wish(state, action), KEY)[1].rows
@@ -271,7 +271,7 @@ def test_earlier_selves_play_as_they_were(mixed, play):
         assert_equal(rows["second"], played.rows["second"])
 
 
-def test_nothing_is_learned_from_what_earlier_selves_play(learner, mixed):
+def test_rows_of_snapshots_do_not_change_the_update(learner, mixed):
     state = mixed[0]
     one, other = (learner.update(with_wish(state, action)) for action in (0, 1))
     assert 0 < one[1]["first/past_self_blocks"] < BLOCKS
@@ -280,8 +280,8 @@ def test_nothing_is_learned_from_what_earlier_selves_play(learner, mixed):
         assert differ(one[0].policies[name].params, state.policies[name].params)
 
 
-def test_the_memory_of_another_is_forgotten(states, play):
-    """Every other update begins in the middle of episodes: who plays on remembers, who takes over does not."""
+def test_carry_of_another_member_is_reset(states, play):
+    """Every other update starts within an episode. The carry is kept only where the member stays."""
     seen = set()
     for state in states[0][1::2]:
         after, played = play(state, KEY)
@@ -293,14 +293,14 @@ def test_the_memory_of_another_is_forgotten(states, play):
     assert seen == {True, False}
 
 
-def test_the_probability_ratio_is_1_before_the_first_step(states):
-    """Also of rows that were played with a memory emptied at the start of the rollout."""
+def test_probability_ratio_is_1_before_the_first_step(states):
+    """Also in replicas whose carry was reset at the start of the rollout."""
     for row in states[1]:
         assert abs(row["first/approx_kl"]) < 1e-6
         assert row["first/clip_fraction"] == 0
 
 
-def test_where_they_play_everywhere_nothing_moves(learner, states):
+def test_policy_is_unchanged_if_snapshots_act_everywhere(learner, states):
     before = states[0][2]
     state, metrics = learner.update(with_hypers(before, **{"first.past_selves_fraction": 1 - 1e-6}))
     assert metrics["first/past_self_blocks"] == BLOCKS
@@ -320,7 +320,7 @@ def test_fraction_follows_its_schedule(learner):
 
 
 @pytest.mark.slow
-def test_where_they_never_play_all_is_as_without_them(learner):
+def test_fraction_0_equals_a_run_without_snapshots(learner):
     without = make_learner(
         leaver_config(dataclasses.replace(learner.config.policies["first"], past_selves=0))
     )
@@ -336,7 +336,7 @@ def test_where_they_never_play_all_is_as_without_them(learner):
 
 
 @pytest.mark.slow
-def test_a_population_sweeps_how_often_they_play(learner):
+def test_population_sweeps_the_fraction(learner):
     fractions = [0.0, 0.5, 0.999]
     together = jax.vmap(learner.init)(jnp.stack([KEY] * 3))
     together = with_hypers(together, **{"first.past_selves_fraction": jnp.array(fractions)})
@@ -352,12 +352,12 @@ def test_a_population_sweeps_how_often_they_play(learner):
         assert_close(mine.policies["first"].params, alone.policies["first"].params)
 
 
-# --- earlier selves of a DDPG policy ---
+# --- snapshots of a DDPG policy ---
 
 
 @pytest.fixture(scope="module")
 def off_policy():
-    """A learner whose only earlier self is the one before the first gradient step, and its state after two updates."""
+    """Return a learner whose only snapshot precedes the first gradient step, and its state after two updates."""
     first = dataclasses.replace(tiny_ddpg(n_step=2, warmup=64), past_selves=1, past_selves_every=50)
     second = dataclasses.replace(tiny_ddpg(), trainable=False)
     learner = make_learner(leaver_config(first, second, "probe_box_leaver"))
@@ -368,8 +368,8 @@ def off_policy():
 
 
 @pytest.mark.slow
-def test_earlier_selves_add_no_rows_to_the_replay_buffer(off_policy):
-    """A block plays 6 steps in 2 replicas; the last of each waits in the buffer for the reward after it."""
+def test_snapshots_add_no_rows_to_the_replay_buffer(off_policy):
+    """A block adds 6 steps of 2 replicas. The last of each is pending until its next reward."""
     learner, start = off_policy
     np.testing.assert_array_equal(start.memory["first"].replay.ring.size, 2 * 12 - 2)
     mixed, metrics = learner.update(with_hypers(start, **{"first.past_selves_fraction": 0.5}))
@@ -385,8 +385,8 @@ def test_earlier_selves_add_no_rows_to_the_replay_buffer(off_policy):
 
 
 @pytest.mark.slow
-def test_an_earlier_ddpg_self_acts_as_it_did(off_policy):
-    """Before its first gradient step it acted uniformly; the present one no longer does. Noise begins anew."""
+def test_ddpg_snapshot_acts_uniformly_before_its_first_step(off_policy):
+    """The policy itself no longer acts uniformly. Noise restarts."""
     learner, state = off_policy
     play = jax.jit(functools.partial(rollout, learner.setup))
     state = with_hypers(state, **{"first.noise_scale": 0.0})
@@ -431,7 +431,7 @@ def test_refusals(changes, words):
         make_learner(leaver_config(tiny_policy("A2C", **changes)))
 
 
-def test_earlier_selves_need_another_policy():
+def test_snapshots_need_another_policy():
     alone = tiny_policy("A2C", past_selves=3)
     with pytest.raises(
         ValueError,

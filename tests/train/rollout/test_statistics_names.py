@@ -1,4 +1,4 @@
-"""Statistics of an environment come out under their own names with the right numbers, whatever a user calls them."""
+"""Statistics of an environment keep their names and values, whatever their names are."""
 
 import re
 import tempfile
@@ -24,7 +24,7 @@ REWARD = 2.0
 
 
 def train(folder, env, policies=("one", "two"), **changes):
-    """Trains a Ledger for 3 updates in chunks of up to 2. Returns the rows of metrics.jsonl."""
+    """Train a Ledger for 3 updates in chunks of up to 2. Return the rows of metrics.jsonl."""
     first, second = policies
     small = {"algorithm": "PPO", "network": NETWORK}
     pool = {"opponents": dict.fromkeys(("random", *env.plays), 0.5 / (1 + len(env.plays)))}
@@ -44,7 +44,7 @@ def train(folder, env, policies=("one", "two"), **changes):
 
 
 def expected(env, policies):
-    """Returns metric -> value of the environment's statistics, of wdjax's own lengths and of returns."""
+    """Return metric -> value of the environment's statistics, lengths and returns."""
     sums, ratios = statistic_names(env.names, env.info_ratios, policies, env.members)
     step = {name: i + 1 for i, name in enumerate(env.names)}
     found = {metric: STEPS * step[name] for name, metric in sums.items()}
@@ -70,7 +70,7 @@ def assert_numbers(env, policies, rows):
 
 
 def test_statistics_with_names_of_the_library(tmp_path):
-    """Each of these was lost, ended training or held another number."""
+    """Each of these names was lost, stopped training or had another value once."""
     env = Ledger(
         ("length", "length_std", "speed", "speed_std", "speed_max"),
         (("updates", "speed", "length"),),
@@ -114,19 +114,19 @@ def test_metrics_of_an_algorithm_never_replace_those_of_the_learner():
     (Metric(1, weight=("liv",)), "unknown metric that 'x' refers to 'liv': did you mean 'live'"),
     (Metric(1, "deviation", mean="liv"), "unknown metric that 'x' refers to 'liv': did you mean 'live'"),
 ])  # fmt: skip
-def test_a_metric_refers_to_others_that_are_there(metric, words):
+def test_metric_that_refers_to_an_unknown_metric_is_refused(metric, words):
     with pytest.raises(ValueError, match=words):
         beside({"x": metric, "live": 1.0}, "agent")
 
 
-def test_a_policy_named_as_evaluations_is_refused(tmp_path):
+def test_policy_named_like_evaluations_is_refused(tmp_path):
     with pytest.raises(ValueError, match="policies = 'eval': must be another name"):
         train(tmp_path / "run", Ledger(), ("eval", "two"))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_no_name_of_a_user_hides_another_metric():
+def test_custom_names_hide_no_metric():
     with tempfile.TemporaryDirectory() as folder:
         plain = [name for name in train(Path(folder) / "run", Ledger())[-1] if name != "updates"]
     words = [

@@ -1,4 +1,4 @@
-"""Agents that a time limit cuts off at different steps: their rows end there, with V of what they saw then."""
+"""Agents truncated at different steps: their transitions end there and bootstrap from V."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ GARBAGE = {"dead_obs": 1e6, "dead_reward": -1e6}
 
 
 class Cut(Leaver):
-    """A leaver that is cut off and not out: what it sees last is what it saw in its last step."""
+    """`Leaver` whose first agent is truncated instead of terminated."""
 
     can_truncate = True
 
@@ -71,7 +71,7 @@ def play(learner, num_updates, **env_params):
     return learner.run(state.replace(env_params=params), num_updates=num_updates)
 
 
-def test_it_keeps_the_contract():
+def test_probe_keeps_the_contract():
     wdjax.check_env(Cut(), num_steps=100)
 
 
@@ -101,7 +101,7 @@ STAYS = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
 @pytest.mark.parametrize(
     "algorithm", [pytest.param(name, marks=pytest.mark.slow) for name in ("A2C", "PPO")]
 )
-def test_the_value_goes_on_where_the_time_limit_ends_it(algorithm):
+def test_value_bootstraps_at_truncation(algorithm):
     learner = learner_of(tiny_policy(algorithm))
     state, _ = play(learner, 300)
     _, value, _ = learner.setup.policies["player"].apply(
@@ -112,7 +112,7 @@ def test_the_value_goes_on_where_the_time_limit_ends_it(algorithm):
 
 
 @pytest.mark.slow
-def test_ddpg_bootstraps_its_steps_and_keeps_no_row_after():
+def test_ddpg_bootstraps_at_truncation_and_stores_no_later_row():
     learner = learner_of(tiny_ddpg(n_step=2), "box_cut")
     state, _ = play(learner, 150)
     policy, learned = learner.setup.policies["player"], state.policies["player"]
@@ -134,7 +134,7 @@ def value_by_critic(policy, state, obs):
                  marks=pytest.mark.slow),
     pytest.param(tiny_ddpg(n_step=3), id="ddpg", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_rows_after_the_cut_change_no_bit(policy):
+def test_rows_after_truncation_change_no_bit(policy):
     learner = learner_of(policy, "box_cut" if policy.algorithm == "DDPG" else "cut")
     zeros, metrics = play(learner, 6)
     garbage, _ = play(learner, 6, **GARBAGE)
@@ -146,7 +146,7 @@ def test_rows_after_the_cut_change_no_bit(policy):
     assert np.all(metrics["player/reward_mean"] == 1)
 
 
-def test_evaluation_pays_until_the_cut():
+def test_evaluation_counts_rewards_until_truncation():
     learner = learner_of(tiny_policy("A2C"), env_params={"dead_reward": 100.0})
     episodes = evaluate(learner, learner.init(jax.random.key(0)), jax.random.key(1), 3)
     np.testing.assert_array_equal(episodes.agent_return["player"], [[2, 4]] * 3)
@@ -167,11 +167,11 @@ def test_rollout_kernel_truncates_the_same_transitions(monkeypatch):
         np.testing.assert_array_equal(getattr(rows[1], name), getattr(rows[0], name), err_msg=name)
 
 
-# --- what the check says of those that do not keep to it ---
+# --- check_env ---
 
 
 class Pulse(Cut):
-    """Says it once."""
+    """The agent is truncated in one step only."""
 
     def step(self, key, state, action, params):
         *played, cut, info = super().step(key, state, action, params)
@@ -185,7 +185,7 @@ class Paid(Cut):
 
 
 class Meddles(Cut):
-    """Who was cut off still decides how long the game is."""
+    """The action of a truncated agent changes the length of the episode."""
 
     def step(self, key, state, action, params):
         obs, after, *rest = super().step(key, state, action, params)
@@ -203,6 +203,6 @@ class Meddles(Cut):
     (Paid, r"reward\['player'\]\[0\] is not 0 after truncation in step 3 of an episode\. Set the rewards"),
     (Meddles, r"step lets the action of a terminated or truncated agent change"),
 ])  # fmt: skip
-def test_check_env_says_what_an_agent_that_was_cut_off_may_not(env, words):
+def test_check_env_refuses_effects_of_truncated_agents(env, words):
     with pytest.raises(wdjax.env_checker.EnvCheckError, match=words):
         wdjax.check_env(env(), num_steps=100)

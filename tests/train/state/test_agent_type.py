@@ -1,4 +1,4 @@
-"""A policy of several selectors that is told which of them an agent belongs to."""
+"""Policies of several selectors that observe which selector an agent belongs to."""
 
 import dataclasses
 from typing import ClassVar
@@ -26,7 +26,7 @@ class OppositesParams:
 
 @dataclasses.dataclass(frozen=True)
 class Opposites(Env):
-    """One step: lefts are paid for action 0 and rights for action 1. All see the same."""
+    """One step: lefts get a reward for action 0, rights for action 1. All observations are equal."""
 
     can_truncate: ClassVar[bool] = False
 
@@ -74,7 +74,7 @@ def assign(env, **changes):
     )["all"]
 
 
-def test_the_type_is_the_place_of_the_selector():
+def test_type_is_the_index_of_the_selector():
     assignment = assign(Opposites(), agents=("right", "left"))
     assert assignment.observation_space == Dict(
         {"obs": Box(0.0, 1.0, (1,)), "agent_type": Discrete(2)}
@@ -91,7 +91,7 @@ def test_the_type_is_the_place_of_the_selector():
     assert set(seen) == {"obs", "agent_type"}
 
 
-def test_slices_of_one_group_are_types_too_and_a_mask_stays_at_the_top():
+def test_slices_of_a_group_are_types_and_masks_stay_top_level():
     env = Pair()
     clerks = PolicyConfig(agents=("clerk[2]", "clerk[0:2]"), agent_type_feature=True)
     assignments = assign_agents(
@@ -114,7 +114,7 @@ def test_slices_of_one_group_are_types_too_and_a_mask_stays_at_the_top():
     np.testing.assert_array_equal(gather_observation(assignments["pilot"], obs), obs["pilot"])
 
 
-def test_each_agent_of_a_group_has_its_id_as_its_type():
+def test_type_of_each_agent_is_its_id():
     env, pilot = Pair(), PolicyConfig()
     clerks = PolicyConfig(agents=("clerk[*]",), agent_type_feature=True)
     clerks = assign_agents(env, env.default_params, {"clerks": clerks, "pilot": pilot})["clerks"]
@@ -125,8 +125,8 @@ def test_each_agent_of_a_group_has_its_id_as_its_type():
     assert both.agent_types.tolist() == [0, 1, 2]
 
 
-def test_a_part_of_the_agents_keeps_its_types():
-    """An evaluation plays each group on its own."""
+def test_part_of_the_agents_keeps_its_types():
+    """Evaluations run each group separately."""
     assignment = assign(Opposites(), agents=("right", "left"))
     left = dataclasses.replace(assignment, segments=(Segment("left", 0, 1),))
     assert left.agent_types.tolist() == [1]
@@ -136,7 +136,7 @@ def test_a_part_of_the_agents_keeps_its_types():
     assert both.agent_types.tolist() == [0, 1]
 
 
-def test_a_policy_does_not_play_agents_that_it_has_no_type_for():
+def test_agents_without_a_type_are_refused():
     env, kinds = Pair(), PolicyConfig(agents=("clerk[0]", "clerk[1]"), agent_type_feature=True)
     policies = {"kinds": kinds, "rest": PolicyConfig(agents=("clerk[2]",)), "pilot": PolicyConfig()}
     own = assign_agents(env, env.default_params, policies)
@@ -162,8 +162,8 @@ def test_one_selector_has_no_types():
 
 
 @pytest.mark.slow
-def test_a_shared_policy_learns_what_differs_by_type():
-    """Without the type the best is to please both rights, and earns 2."""
+def test_shared_policy_learns_by_type():
+    """Without the type the best return is 2, by the action of the rights."""
     policy = tiny_policy(
         "PPO",
         agents=("right", "left"),

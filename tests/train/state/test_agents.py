@@ -1,4 +1,4 @@
-"""Who plays which policy: selectors, and the way from groups to policies and back."""
+"""Agents of policies: selectors, and arrays by group and by policy."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_selectors(selector, segment):
 
 
 @pytest.mark.parametrize("group", ["a[0]", "a[*]", "a[0:1]", "two words", "a-1", "[", "*", "é\n"])
-def test_names_of_groups_are_no_patterns(group):
+def test_names_of_groups_are_not_patterns(group):
     sizes = {"a": 2, group: 3}
     for end, segment in {"": (0, 3), "[*]": (0, 3), "[1]": (1, 2), "[1:]": (1, 3)}.items():
         assert policies.parse_selectors("p", (group + end,), sizes) == [Segment(group, *segment)]
@@ -41,7 +41,7 @@ def test_names_of_groups_are_no_patterns(group):
 
 @st.composite
 def slicings(draw):
-    """Cuts both groups into segments and deals these to policies: the assignments, each with at least one segment."""
+    """Split both groups into segments and assign these to policies, at least one to each."""
     segments = []
     for group, size in SMALL.items():
         cuts = [0, *sorted(draw(st.sets(st.integers(1, size - 1), max_size=3))), size]
@@ -93,6 +93,6 @@ def test_single_agent_environment_has_one_group_of_one():
     jax.tree.map(np.testing.assert_array_equal, policies.from_groups(env, grouped), values)
 
 
-def test_environment_with_groups_stays_as_it_is():
+def test_environment_with_groups_is_unchanged():
     values = {"pilot": jnp.ones((3, 2)), "clerk": jnp.ones((3, 3))}
     assert policies.to_groups(Pair(), values) is policies.from_groups(Pair(), values) is values

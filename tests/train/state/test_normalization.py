@@ -33,7 +33,7 @@ flags = arrays(bool, (3, 2, 3, 2))
 
 @settings(max_examples=100)
 @given(values, flags)
-def test_merging_is_the_statistics_of_everything_seen_at_once(values, live):
+def test_merged_statistics_equal_those_of_all_values(values, live):
     statistics = new_statistics((2,))
     for part, flag in zip(values, live, strict=True):
         statistics = merge(statistics, np.where(flag[..., None], part, np.nan), flag)
@@ -74,7 +74,7 @@ def test_a_far_offset_costs_no_precision():
     np.testing.assert_allclose(statistics.variance, drawn.astype(np.float64).var(), rtol=1e-3)
 
 
-def test_nothing_live_changes_nothing():
+def test_rollout_without_live_rows_changes_nothing():
     seen = RunningStatistics(jnp.float32(2), jnp.float32(2), jnp.float32(1))
     for before in (seen, new_statistics()):
         after = merge(before, np.full(3, np.nan, np.float32), np.zeros(3, bool))
@@ -89,7 +89,7 @@ FORM = Dict({
 })  # fmt: skip
 
 
-def test_every_box_has_statistics_also_inside_a_dict():
+def test_every_box_has_statistics():
     statistics = observation_statistics(FORM)
     assert statistics["inner"]["kind"] is statistics["pair"] is None
     assert statistics["inner"]["x"].mean.shape == (2,)

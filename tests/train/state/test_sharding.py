@@ -103,7 +103,7 @@ SEVERAL = {
 
 
 def plain(tree):
-    """Returns a tree as NumPy arrays, keys as their numbers."""
+    """Return a tree as NumPy arrays, keys as their data."""
     is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
     return jax.tree.map(
         lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree
@@ -112,7 +112,7 @@ def plain(tree):
 
 @functools.cache
 def three_updates(name, num_devices):
-    """Returns (learner, first state, state after 3 updates, metrics of each)."""
+    """Return (learner, first state, state after 3 updates, metrics of each)."""
     config = QUICK if name == "quick" else SEVERAL[name]
     learner = make_learner(dataclasses.replace(config, devices=num_devices))
     first = learner.init(KEY)
@@ -138,24 +138,24 @@ def assert_same_run(name, num_devices):
         np.testing.assert_allclose(others[2][key], values, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-# --- the whole ---
+# --- learning ---
 
 
 @pytest.mark.parametrize(
     "num_devices", [pytest.param(number, marks=pytest.mark.slow) for number in (2, 4, 8)]
 )
-def test_learns_what_one_device_learns(num_devices):
+def test_learning_equals_one_device(num_devices):
     assert_same_run("quick", num_devices)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 @pytest.mark.parametrize("name", SEVERAL)
-def test_every_option_learns_what_one_device_learns(name, num_devices):
+def test_learning_with_each_option_equals_one_device(name, num_devices):
     assert_same_run(name, num_devices)
 
 
-def test_the_runs_of_these_tests_end_episodes_and_learn():
+def test_runs_finish_episodes_and_learn():
     _, first, last, metrics = three_updates("quick", 1)
     assert np.all(metrics["episodes"] > 0)
     moved = jax.tree.map(
@@ -164,7 +164,7 @@ def test_the_runs_of_these_tests_end_episodes_and_learn():
     assert all(jax.tree.leaves(moved["agent"].params))
 
 
-def test_what_is_learned_is_the_same_on_every_device_and_replicas_are_split():
+def test_policies_are_equal_on_all_devices_and_replicas_are_split():
     learner, _, last, metrics = three_updates("quick", 2)
     for leaf in jax.tree.leaves((last.policies, metrics)):
         assert len(leaf.addressable_shards) == 2
@@ -197,7 +197,7 @@ def test_layout_has_a_place_for_every_part_of_the_state():
     }  # fmt: skip
 
 
-# --- the parts, by hand: on 4 devices with 2 rows each ---
+# --- reductions on 4 devices with 2 rows each ---
 
 VALUES = np.array([1.0, 2.0, 6.0, 0.0, 5.0, 9.0, 9.0, 9.0], np.float32)
 # one device has no live row, the others one or two
@@ -205,18 +205,18 @@ LIVE = np.array([1, 1, 1, 0, 1, 0, 0, 0], bool)
 
 
 def on_four(function, *arguments, out=WHOLE):
-    """Calls a function with rows split over four devices."""
+    """Call a function with rows split over four devices."""
     return jax.jit(ON_FOUR(function, in_specs=SPLIT, out_specs=out))(*arguments)
 
 
-def test_masked_mean_is_that_of_all_rows():
+def test_masked_mean_is_over_all_devices():
     assert on_four(masked_mean, VALUES, LIVE) == 14 / 4
     assert on_four(masked_mean, VALUES, np.zeros(8, bool)) == 0
     expected = normalize(VALUES, LIVE)
     np.testing.assert_allclose(on_four(normalize, VALUES, LIVE, out=SPLIT), expected, rtol=1e-6)
 
 
-def test_gradient_is_that_of_all_rows():
+def test_gradient_is_over_all_devices():
     def sums(values, live):
         own = jax.value_and_grad(lambda w: jnp.sum(jnp.where(live, (w * values) ** 2, 0.0)))(3.0)
         return total({"own": own, "count": jnp.sum(live)})
@@ -225,7 +225,7 @@ def test_gradient_is_that_of_all_rows():
     assert on_four(sums, VALUES, LIVE) == {"own": pytest.approx((9 * 66, 6 * 66)), "count": 4}
 
 
-def test_variance_is_that_of_all_rows_also_far_from_0():
+def test_variance_is_over_all_devices():
     """A sum of squares less the square of the mean would lose all of it at a mean of 10,000."""
     values = VALUES + 1e4
     assert on_four(masked_variance, values, LIVE) == pytest.approx(
@@ -257,7 +257,7 @@ def test_flags_and_sums_of_all_devices():
     assert facts(last) == (True, 1, 1, 1)
 
 
-def test_what_devices_have_side_by_side_and_the_extremes_of_it():
+def test_side_by_side_values_and_extremes():
     def facts(values):
         own = jnp.sum(values)
         return side_by_side({"sum": own}), smallest(own), largest(own)
@@ -270,7 +270,7 @@ def test_what_devices_have_side_by_side_and_the_extremes_of_it():
     assert facts(VALUES)[1:] == (41, 41)
 
 
-def test_episodes_are_those_of_all_devices():
+def test_episodes_are_over_all_devices():
     @jax.jit
     @functools.partial(ON_FOUR, in_specs=PartitionSpec(None, AXIS), out_specs=WHOLE)
     def metrics(over, length):
@@ -287,7 +287,7 @@ def test_episodes_are_those_of_all_devices():
     assert np.isnan(list(nothing.values())).all()
 
 
-def test_rows_there_and_back():
+def test_rows_are_gathered_and_split():
     rows = np.arange(8)
     np.testing.assert_array_equal(on_four(all_rows, rows), rows)
     np.testing.assert_array_equal(on_four(lambda x: own_rows(all_rows(x)), rows, out=SPLIT), rows)
@@ -304,7 +304,7 @@ def test_blocks_keep_their_numbers_and_keys():
     np.testing.assert_array_equal(jax.jit(found)(), draw(8))
 
 
-def test_minibatches_take_the_rows_that_they_take_on_one_device():
+def test_minibatches_equal_those_of_one_device():
     steps, replicas, agents = 3, 8, 2
     shape = (steps, replicas, agents)
     rows = np.arange(48).reshape(shape)  # the number that a row has in the whole rollout
@@ -330,7 +330,7 @@ def test_replicas_are_chosen_among_all(ratio):
     np.testing.assert_array_equal(found, choose_replicas(KEY, positive, usable, ratio, 8))
 
 
-# --- how many ---
+# --- number of devices ---
 
 
 def test_a_cpu_counts_as_one_device():
@@ -371,12 +371,12 @@ def test_devices_that_a_gpu_host_lacks_are_refused_without_a_cpu_remedy(monkeypa
         require_devices(2, 1)
 
 
-# --- around it ---
+# --- runs, evaluations and populations ---
 
 
 @pytest.fixture(scope="module")
 def moved_run(tmp_path_factory):
-    """Returns the folder of a run that began on 4 devices and went on on 2, and its last state."""
+    """Return the folder of a run on 4 devices, resumed on 2, and its last state."""
     folder = tmp_path_factory.mktemp("moved") / "run"
     config = dataclasses.replace(
         QUICK, updates_per_chunk=1, checkpoint_every=1, best_metric="none", devices=4
@@ -387,7 +387,7 @@ def moved_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_checkpoint_goes_on_on_another_number_of_devices(moved_run):
+def test_run_resumes_on_another_number_of_devices(moved_run):
     folder, state = moved_run
     assert len(jax.tree.leaves(state.policies)[0].sharding.device_set) == 2
     once = make_learner(dataclasses.replace(QUICK, devices=1))
@@ -401,7 +401,7 @@ def test_checkpoint_goes_on_on_another_number_of_devices(moved_run):
 
 
 @pytest.mark.slow
-def test_a_run_of_several_devices_is_looked_at_on_one(moved_run):
+def test_run_of_several_devices_loads_on_one(moved_run):
     learner, state = load_run(moved_run[0])
     assert learner.setup.num_devices == 1
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(state)} == {1}
