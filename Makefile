@@ -66,7 +66,8 @@ FORMATTED_TESTS := tests/*.py $(addprefix tests/,adapters adversary envs later) 
 	$(addprefix tests/train/,*.py config devices evaluation host kernels learner networks rollout \
 	population state storage) tests/experiments/test_sweep*.py
 
-FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks reference report sweep *.py) train/population
+FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks reference report sweep *.py) \
+	$(addprefix train/,evaluation population rollout)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check

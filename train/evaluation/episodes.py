@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 from flax import struct
 
-from wdjax.metric_names import EVALUATED, STANDARD_ERROR, USER, divided_away, free_name, statistic_names
+from wdjax.metric_names import (
+    EVALUATED,
+    STANDARD_ERROR,
+    USER,
+    divided_away,
+    free_name,
+    statistic_names,
+)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -16,10 +23,12 @@ Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (sum, divis
 class Episodes(struct.PyTreeNode):
     """Results of E whole episodes, as NumPy arrays.
 
-    Returns include the rewards of an agent up to and including the step in which it terminates or is truncated.
+    Returns include the rewards of an agent up to and including the step in which it terminates or
+    is truncated.
     """
 
-    episode_return: dict[str, Any]  # by policy (by role from `cross_play`), [E] float32, summed over its agents
+    # by policy (by role from `cross_play`), [E] float32, summed over its agents
+    episode_return: dict[str, Any]
     episode_length: Any  # [E] int32, env steps
     episode_info: dict[str, Any]  # [E], statistics of the environment, for example tags
     agent_return: dict[str, Any]  # by policy (or role), [E, n] float32, for each of its agents
@@ -29,9 +38,10 @@ class Episodes(struct.PyTreeNode):
 def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, dict[str, Any]]:
     """Return the mean, standard error and quantiles of every quantity of some episodes.
 
-    Quantities: the statistics of the environment; "length"; "NAME return" of each policy (or role) and group, summed
-    over its agents; "NAME agent return" of a policy with several agents, with quantiles over agents and episodes. If a
-    policy and a group share a name, NAME is the policy. A statistic with one of these names becomes "user/NAME".
+    Quantities: the statistics of the environment; "length"; "NAME return" of each policy (or role)
+    and group, summed over its agents; "NAME agent return" of a policy with several agents, with
+    quantiles over agents and episodes. If a policy and a group share a name, NAME is the policy. A
+    statistic with one of these names becomes "user/NAME".
 
     Args:
         episodes: from `evaluate`, or a cell from `cross_play`.
@@ -63,20 +73,27 @@ def return_statistics(episodes: Episodes) -> dict[str, dict[str, Any]]:
     return statistics
 
 
-def evaluation_metrics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, float | None]:
+def evaluation_metrics(
+    episodes: Episodes, info_ratios: Ratios | None = None
+) -> dict[str, float | None]:
     """Return the metrics of an evaluation, by their names in metrics.jsonl.
 
-    These are eval/episode_length, eval/NAME/episode_return of each policy and group, and the statistics of the
-    environment under their names in training: eval/episode_INFO, eval/RATIO, or eval/user/NAME if a name is taken.
-    Each mean has a standard error, "..._standard_error".
+    These are eval/episode_length, eval/NAME/episode_return of each policy and group, and the
+    statistics of the environment under their names in training: eval/episode_INFO, eval/RATIO, or
+    eval/user/NAME if a name is taken. Each mean has a standard error, "..._standard_error".
     """
     ratios, info = info_statistics(episodes, info_ratios)
-    names = statistic_names(episodes.episode_info, info_ratios or {}, episodes.episode_return, episodes.group_return)
+    names = statistic_names(
+        episodes.episode_info, info_ratios or {}, episodes.episode_return, episodes.group_return
+    )
     statistics = {"episode_length": value_statistics(episodes.episode_length)}
     for metric_names, part in zip(names, (info, ratios), strict=True):
         statistics |= {metric_names[name]: numbers for name, numbers in part.items()}
-    returns = {**episodes.group_return, **episodes.episode_return}  # a policy wins over a group of its name
-    statistics |= {f"{name}/episode_return": value_statistics(values) for name, values in returns.items()}
+    # a policy wins over a group of its name
+    returns = {**episodes.group_return, **episodes.episode_return}
+    statistics |= {
+        f"{name}/episode_return": value_statistics(values) for name, values in returns.items()
+    }
     metrics = {}
     for name, numbers in statistics.items():
         name = f"{EVALUATED}/{name}"
@@ -84,19 +101,26 @@ def evaluation_metrics(episodes: Episodes, info_ratios: Ratios | None = None) ->
     return metrics
 
 
-def info_statistics(episodes: Episodes, info_ratios: Ratios | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def info_statistics(
+    episodes: Episodes, info_ratios: Ratios | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (statistics of the environment's ratios, statistics of its other sums), by name."""
-    ratios, info = info_ratios or {}, {name: np.asarray(v, np.float64) for name, v in episodes.episode_info.items()}
+    ratios = info_ratios or {}
+    info = {name: np.asarray(v, np.float64) for name, v in episodes.episode_info.items()}
     divided = divided_away(ratios)
-    of_ratios = {name: ratio_statistics(info[total], info[count]) for name, (total, count) in ratios.items()}
-    return of_ratios, {name: value_statistics(values) for name, values in info.items() if name not in divided}
+    of_ratios = {
+        name: ratio_statistics(info[total], info[count]) for name, (total, count) in ratios.items()
+    }
+    return of_ratios, {
+        name: value_statistics(values) for name, values in info.items() if name not in divided
+    }
 
 
 def value_statistics(values: Any) -> dict[str, Any]:
     """Return the statistics of [E] or [E, n] values of E independent episodes.
 
-    The standard error of the mean is s / sqrt(E), with s the standard deviation (ddof = 1) of the means of the
-    episodes; None for one episode.
+    The standard error of the mean is s / sqrt(E), with s the standard deviation (ddof = 1) of the
+    means of the episodes; None for one episode.
     """
     values = np.asarray(values, np.float64)
     by_episode = values.reshape(len(values), -1).mean(axis=1)
@@ -107,14 +131,22 @@ def value_statistics(values: Any) -> dict[str, Any]:
 def ratio_statistics(total: np.ndarray, count: np.ndarray) -> dict[str, Any]:
     """Return the statistics of the ratio R = sum(total) / sum(count) over E episodes, [E] each.
 
-    The standard error of R is the standard error of the mean of (total - R count) / mean(count). Quantiles are over the
-    episodes with a positive count. All are None without one.
+    The standard error of R is the standard error of the mean of (total - R count) / mean(count).
+    Quantiles are over the episodes with a positive count. All are None without one.
     """
     if not count.sum():
-        return {"mean": None, "standard_error": None, "quantiles": dict.fromkeys(map(str, QUANTILES))}
+        return {
+            "mean": None,
+            "standard_error": None,
+            "quantiles": dict.fromkeys(map(str, QUANTILES)),
+        }
     ratio, some = total.sum() / count.sum(), count > 0
     error = value_statistics((total - ratio * count) / count.mean())["standard_error"]
-    return {"mean": float(ratio), "standard_error": error, "quantiles": quantiles(total[some] / count[some])}
+    return {
+        "mean": float(ratio),
+        "standard_error": error,
+        "quantiles": quantiles(total[some] / count[some]),
+    }
 
 
 def quantiles(values: np.ndarray) -> dict[str, float]:

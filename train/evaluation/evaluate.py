@@ -1,15 +1,16 @@
-"""Evaluation of trained policies over whole episodes, also against opponents, and the cross-play matrix.
+"""Evaluation of policies over whole episodes, also against opponents, and cross-play matrices.
 
     learner, state = load_run("runs/mine")
     episodes = evaluate(learner, state, jax.random.key(0), num_episodes=1_000)
-    episodes.episode_return["runner"].mean()  # NumPy arrays, one value an episode
-    statistics(episodes, learner.env.info_ratios)["runner return"]  # {"mean", "standard_error", "quantiles"}
+    episodes.episode_return["runner"].mean()  # NumPy arrays with one value per episode
+    statistics(episodes, learner.env.info_ratios)["runner return"]  # mean, error, quantiles
     evaluate(learner, state, jax.random.key(0), players={"tagger": "chase_nearest"})
-    cells = cross_play(learner, state, jax.random.key(0), opponents=["random", Player("old", *load_run("runs/old"))])
-    cells["trained", "old"].episode_return["runner"].mean()  # this run's taggers against the other's runners
+    old = Player("old", *load_run("runs/old"))
+    cells = cross_play(learner, state, jax.random.key(0), opponents=["random", old])
+    cells["trained", "old"].episode_return["runner"].mean()  # taggers of this run, runners of old
 
-To evaluate a population member, select its state with `jax.tree.map(lambda leaf: leaf[i], states)`. All members share
-one compiled program.
+To evaluate a population member, select its state with `jax.tree.map(lambda leaf: leaf[i], states)`.
+All members share one compiled program.
 """
 
 import functools
@@ -54,38 +55,50 @@ class UnfinishedEpisodeError(ValueError):
 
 
 def evaluate(
-    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
-    random: Sequence[str] = (), max_steps: int = MAX_STEPS,
-    players: Mapping[str, Player | Script | str] | None = None, batch: int | None = None,
-) -> Episodes:  # fmt: skip
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    num_episodes: int = 256,
+    greedy: bool = False,
+    random: Sequence[str] = (),
+    max_steps: int = MAX_STEPS,
+    players: Mapping[str, Player | Script | str] | None = None,
+    batch: int | None = None,
+) -> Episodes:
     """Evaluate policies over `num_episodes` whole episodes, in parallel in one program.
 
-    Normalizers keep their statistics from training. Recurrent policies start each episode with an empty state.
+    Normalizers keep their statistics from training. Recurrent policies start each episode with an
+    empty state.
 
     Args:
         learner: learner of the run.
         state: trained state; its replicas are not changed.
         key: random key for initial states and actions.
         num_episodes: number of episodes, each in its own replica from a fresh reset.
-        greedy: take the most likely actions; False: sample them as in training. DDPG always acts without noise.
+        greedy: take the most likely actions; False: sample them as in training. DDPG always acts
+            without noise.
         random: policies that are replaced by uniformly random actions.
         max_steps: maximum length of an episode.
-        players: policy or role -> replacement: a Player, "random", a script or the name of a script. A policy with
-            agents of several groups has a role "POLICY/GROUP" for each.
+        players: policy or role -> replacement: a Player, "random", a script or the name of a
+            script. A policy with agents of several groups has a role "POLICY/GROUP" for each.
         batch: maximum number of replicas at once, to limit memory; None: all episodes at once.
 
     Returns:
         Episodes, by policy.
 
     Raises:
-        ValueError: if a policy in `random` or `players` is unknown, the state is a population, or an episode is longer
-            than `max_steps`.
+        ValueError: if a policy in `random` or `players` is unknown, the state is a population, or
+            an episode is longer than `max_steps`.
     """
     game = make_game(learner.setup, state, *choose_players(learner, state, random, players))
-    return play_in_turns(game, learner.setup.assignments, key, num_episodes, greedy, max_steps, batch)
+    return play_in_turns(
+        game, learner.setup.assignments, key, num_episodes, greedy, max_steps, batch
+    )
 
 
-def lower_evaluation(learner: Learner, like: TrainState, num_episodes: int, greedy: bool) -> jax.stages.Lowered:
+def lower_evaluation(
+    learner: Learner, like: TrainState, num_episodes: int, greedy: bool
+) -> jax.stages.Lowered:
     """Trace the program of `evaluate` for the policies of a run, from the shapes of a state.
 
     It can be compiled in the background and passed to `begin_evaluation`.
@@ -113,13 +126,19 @@ def end_evaluation(learner: Learner, played: tuple) -> Episodes:
 
 
 def choose_players(
-    learner: Learner, state: TrainState, random: Sequence[str] = (), players: Mapping[str, Any] | None = None
+    learner: Learner,
+    state: TrainState,
+    random: Sequence[str] = (),
+    players: Mapping[str, Any] | None = None,
 ) -> tuple[list[list[Candidate]], list[Candidate]]:
     """Return (candidates of each role, chosen candidate of each role).
 
-    The trained policy and random play are always candidates, so that all choices between them share one program.
+    The trained policy and random play are always candidates, so that all choices between them share
+    one program.
     """
-    require(not isinstance(random, str), "random", random, "a list of policy or role names", TypeError)
+    require(
+        not isinstance(random, str), "random", random, "a list of policy or role names", TypeError
+    )
     if not isinstance(players, Mapping | None):
         raise TypeError(
             f"players: must be a mapping from policy or role names to players, not a {type(players).__name__}"
@@ -130,7 +149,10 @@ def choose_players(
         require_known("policy", name, [*setup.policies, *(role.name for role in roles)])
     candidates, chosen = [], []
     for role in roles:
-        usual = [seat(setup, player, role) for player in (Player("trained", learner, state), Player("random"))]
+        usual = [
+            seat(setup, player, role)
+            for player in (Player("trained", learner, state), Player("random"))
+        ]
         name = next((name for name in (role.name, role.policy) if name in replaced), None)
         if name is None or replaced[name] == "random":
             chosen.append(usual[name is not None])
@@ -147,38 +169,54 @@ def choose_players(
 
 
 def cross_play(
-    learner: Learner, state: TrainState, key: jax.Array, num_episodes: int = 256, greedy: bool = False,
-    max_steps: int = MAX_STEPS, opponents: Opponents = ("random",), name: str = "trained", batch: int | None = None,
-) -> dict[tuple[str, ...], Episodes]:  # fmt: skip
-    """Evaluate every combination of the trained policies and opponents: the cross-play matrix::
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    num_episodes: int = 256,
+    greedy: bool = False,
+    max_steps: int = MAX_STEPS,
+    opponents: Opponents = ("random",),
+    name: str = "trained",
+    batch: int | None = None,
+) -> dict[tuple[str, ...], Episodes]:
+    """Evaluate every combination of the trained policies and opponents: the cross-play matrix.
 
-        cross_play(learner, state, key, opponents=["random", "chase_nearest", Player("old", *load_run("runs/old"))])
+    For example::
 
-    All cells use the same initial states. Cells that differ only in parameters share a compiled program.
+        old = Player("old", *load_run("runs/old"))
+        cross_play(learner, state, key, opponents=["random", "chase_nearest", old])
+
+    All cells use the same initial states. Cells that differ only in parameters share a compiled
+    program.
 
     Args:
-        learner: defines the environment and the roles: its policies, or "POLICY/GROUP" for each group of a policy with
-            agents of several groups.
+        learner: defines the environment and the roles: its policies, or "POLICY/GROUP" for each
+            group of a policy with agents of several groups.
         state: trained state; also provides the env_params.
         key: random key for initial states and actions.
         num_episodes: episodes per cell.
         greedy: take the most likely actions; False: sample them as in training.
         max_steps: maximum length of an episode.
-        opponents: additional players for every role: "random", names of scripts, script functions, or a `Player` (other
-            runs and checkpoints); or a mapping {role: players}. A script fills only roles of its group.
+        opponents: additional players for every role: "random", names of scripts, script functions,
+            or a `Player` (other runs and checkpoints); or a mapping {role: players}. A script fills
+            only roles of its group.
         name: name of this learner in the result.
         batch: maximum number of replicas at once; None: all episodes at once.
 
     Returns:
-        {(player name for each role, in order): Episodes by role}, for example with key ("trained", "random").
+        {(player name for each role, in order): Episodes by role}, for example with key ("trained",
+        "random").
 
     Raises:
-        ValueError: if a name is unknown, an opponent was trained in another environment, or an episode is longer than
-            `max_steps`.
+        ValueError: if a name is unknown, an opponent was trained in another environment, or an
+            episode is longer than `max_steps`.
     """
     setup, roles = learner.setup, roles_of(learner.setup)
     players = line_up(setup, roles, Player(name, learner, state), opponents)
-    candidates = [[seat(setup, player, role) for player in own] for role, own in zip(roles, players, strict=True)]
+    candidates = [
+        [seat(setup, player, role) for player in own]
+        for role, own in zip(roles, players, strict=True)
+    ]
     assignments, cells = {role.name: role.assignment for role in roles}, {}
     for chosen in itertools.product(*candidates):
         game = make_game(setup, state, candidates, chosen)
@@ -187,14 +225,18 @@ def cross_play(
     return cells
 
 
-def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Opponents) -> list[list[Player]]:
+def line_up(
+    setup: Setup, roles: Sequence[Role], first: Player, opponents: Opponents
+) -> list[list[Player]]:
     """Return the players of each role, starting with `first`.
 
     Raises:
         TypeError, ValueError: for an invalid player, or one that fills no role.
     """
     require(not isinstance(opponents, str), "opponents", opponents, "a list of players", TypeError)
-    by_role = opponents if isinstance(opponents, Mapping) else {role.name: opponents for role in roles}
+    by_role = (
+        opponents if isinstance(opponents, Mapping) else {role.name: opponents for role in roles}
+    )
     for name in by_role:
         require_known("role", name, [role.name for role in roles])
     players, used = [], set()
@@ -204,7 +246,9 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
         used |= {player.name for player in invited}
         players.append([first, *invited])
         names = [player.name for player in players[-1]]
-        require(len(set(names)) == len(names), f"names of the players of {role.name}", names, "unique")
+        require(
+            len(set(names)) == len(names), f"names of the players of {role.name}", names, "unique"
+        )
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:
@@ -216,10 +260,18 @@ def line_up(setup: Setup, roles: Sequence[Role], first: Player, opponents: Oppon
 
 
 def play_in_turns(
-    game: Game, assignments: Mapping[str, Assignment], key: jax.Array, num_episodes: int, greedy: bool, max_steps: int,
+    game: Game,
+    assignments: Mapping[str, Assignment],
+    key: jax.Array,
+    num_episodes: int,
+    greedy: bool,
+    max_steps: int,
     batch: int | None,
-) -> Episodes:  # fmt: skip
-    """Evaluate a game with at most `batch` replicas at once. Return Episodes by the names of the assignments.
+) -> Episodes:
+    """Evaluate a game with at most `batch` replicas at once.
+
+    Returns:
+        Episodes, by the names of the assignments.
 
     Raises:
         UnfinishedEpisodeError: if an episode is longer than max_steps.
@@ -236,7 +288,7 @@ def play_in_turns(
     turns = []
     for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):
         turns.append(counted(*play_episodes(game, turn_key, size, greedy, max_steps), max_steps))
-    # Surplus episodes of the last batch are dropped by index. Dropping the last to end would favor short episodes.
+    # Surplus episodes are dropped by index: dropping the last to end would favor short episodes.
     joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
     return episodes_of(game.env, assignments, *joined)
 
@@ -245,14 +297,19 @@ def counted(returns: Any, length: Any, info: Any, finished: Any, max_steps: int)
     """Return the results of `play_episodes` on the host. Raise UnfinishedEpisodeError."""
     returns, length, info, finished = jax.device_get((returns, length, info, finished))
     if not finished.all():
-        raise UnfinishedEpisodeError(f"max_steps = {max_steps}: must be at least the length of the longest episode")
+        raise UnfinishedEpisodeError(
+            f"max_steps = {max_steps}: must be at least the length of the longest episode"
+        )
     return returns, length, info
 
 
 def episodes_of(
-    env: Env, assignments: Mapping[str, Assignment], returns: Mapping[str, np.ndarray], length: np.ndarray,
+    env: Env,
+    assignments: Mapping[str, Assignment],
+    returns: Mapping[str, np.ndarray],
+    length: np.ndarray,
     info: Mapping[str, np.ndarray],
-) -> Episodes:  # fmt: skip
+) -> Episodes:
     """Return the results of `counted` as Episodes, by the names of the assignments."""
     agent_return = {name: gather(assignment, returns) for name, assignment in assignments.items()}
     return Episodes(
@@ -271,7 +328,8 @@ def play_episodes(
     """Step `num_episodes` replicas until the first episode of each is over, without resets.
 
     Returns:
-        (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info [E], finished [E]).
+        (returns of every agent by group [E, n_group], lengths [E], sums of the environment's info
+        [E], finished [E]).
     """
     reset_key, step_key = jax.random.split(key)
     first = game.reset(jax.random.split(reset_key, num_episodes))
@@ -313,8 +371,11 @@ def no_evaluation(learner: Learner, state: TrainState | None = None) -> dict[str
         return {}
     info = (state or abstract_state(learner.setup)).replicas.episode_info
     nothing = Episodes(
-        episode_return=dict.fromkeys(config.policies, zero), episode_length=zero,
-        episode_info=dict.fromkeys(info, zero), agent_return={}, group_return=dict.fromkeys(group_sizes(env), zero),
-    )  # fmt: skip
+        episode_return=dict.fromkeys(config.policies, zero),
+        episode_length=zero,
+        episode_info=dict.fromkeys(info, zero),
+        agent_return={},
+        group_return=dict.fromkeys(group_sizes(env), zero),
+    )
     best = {f"eval/best/{config.best_by}": None} if config.best_by else {}
     return dict.fromkeys(evaluation_metrics(nothing, env.info_ratios)) | best

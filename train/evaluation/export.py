@@ -19,14 +19,15 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path]:
     """Write NAME.stablehlo and NAME.npz of a policy and return their paths.
 
-    NAME.stablehlo is a function (obs, memory, key, greedy) -> (action, memory) that contains the parameters. Call it
-    with
+    NAME.stablehlo is a function (obs, memory, key, greedy) -> (action, memory) that contains the
+    parameters. Call it with
 
         jax.export.deserialize(bytearray(file.read_bytes())).call(obs, memory, key, greedy)
 
-    where obs and memory are the arguments of `TrainedPolicy.act` with one leading axis of any size, key is [size, 2]
-    uint32, the random key of each row, and greedy () bool selects the most likely actions. NAME.npz contains parameters
-    and running statistics by their paths, such as "params/policy_head/kernel".
+    where obs and memory are the arguments of `TrainedPolicy.act` with one leading axis of any size,
+    key is [size, 2] uint32, the random key of each row, and greedy () bool selects the most likely
+    actions. NAME.npz contains parameters and running statistics by their paths, such as
+    "params/policy_head/kernel".
 
     Raises:
         ImportError: if flatbuffers is not installed.
@@ -56,7 +57,11 @@ def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path
     return function, arrays
 
 
-def _act_on(policy: TrainedPolicy, obs: Any, memory: Any, key: jax.Array, greedy: jax.Array) -> tuple[jax.Array, Any]:
-    drawn, memory_after = policy.act(obs, memory, jax.random.wrap_key_data(key, impl="threefry2x32"))
+def _act_on(
+    policy: TrainedPolicy, obs: Any, memory: Any, key: jax.Array, greedy: jax.Array
+) -> tuple[jax.Array, Any]:
+    drawn, memory_after = policy.act(
+        obs, memory, jax.random.wrap_key_data(key, impl="threefry2x32")
+    )
     best, _ = policy.act(obs, memory)
     return jnp.where(greedy, best, drawn), memory_after

@@ -1,7 +1,7 @@
-"""Players in evaluations (trained policies, networks, scripts, random play) and the roles that they fill.
+"""Players in evaluations (policies, networks, scripts, random play) and the roles that they fill.
 
-A role is a set of agents of one group: the agents of a policy. A policy with agents of several groups has one role per
-group.
+A role is a set of agents of one group: the agents of a policy. A policy with agents of several
+groups has one role per group.
 """
 
 import dataclasses
@@ -18,7 +18,14 @@ from wdjax.env import Env, static_names
 from wdjax.train.evaluation.trained import TrainedPolicy, learned_part
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Actor, Network, Script
-from wdjax.train.state.agents import Assignment, from_groups, gather_observation, group_sizes, scatter, to_groups
+from wdjax.train.state.agents import (
+    Assignment,
+    from_groups,
+    gather_observation,
+    group_sizes,
+    scatter,
+    to_groups,
+)
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
@@ -42,32 +49,45 @@ class Player:
     name: str
     """name in tables"""
     learner: Learner | None = None
-    """learner of the run that was trained; its environment may differ only in its observations (`Env.shown_by`)"""
+    """learner of a trained run, whose environment differs at most in observations (`shown_by`)"""
     state: TrainState | None = None
     """state of the run that was trained"""
     script: Script | None = None
     """function (env, state, params, key) -> actions of a group [n_group, ...], for one replica"""
     group: str | None = None
-    """group that the script or network acts for; None: the only group, or the groups that it was trained for"""
+    """group of the script or network; None: the only group, or the groups it was trained for"""
     network: Network | TrainedPolicy | None = None
     """custom function (obs, memory, key) -> (actions, memory), or a policy from `load_policy`"""
     memory: Any = None
     """initial memory of a custom network for one agent, arrays of any shape; None without memory"""
 
     def __post_init__(self):
-        if not (self.network is None or isinstance(self.network, TrainedPolicy) or callable(self.network)):
+        if not (
+            self.network is None
+            or isinstance(self.network, TrainedPolicy)
+            or callable(self.network)
+        ):
             words = "must be a function of (obs, memory, key) or a policy from load_policy"
-            raise TypeError(f"player {self.name!r}: network of type {type(self.network).__name__}: {words}")
+            raise TypeError(
+                f"player {self.name!r}: network of type {type(self.network).__name__}: {words}"
+            )
         if self.learner is None and self.state is None:
             both = f"player {self.name!r}: network", self.network, "None for a player with a script"
             require(self.script is None or self.network is None, *both)
             return
         if not (isinstance(self.learner, Learner) and isinstance(self.state, TrainState)):
             found = f"{type(self.learner).__name__}, {type(self.state).__name__}"
-            raise TypeError(f"player {self.name!r}: learner, state = {found}: must be a Learner and its TrainState")
+            raise TypeError(
+                f"player {self.name!r}: learner, state = {found}: must be a Learner and its TrainState"
+            )
         for name in ("script", "network"):
             value = getattr(self, name)
-            require(value is None, f"player {self.name!r}: {name}", value, "None for a player with a learner")
+            require(
+                value is None,
+                f"player {self.name!r}: {name}",
+                value,
+                "None for a player with a learner",
+            )
 
     def __repr__(self) -> str:
         what = self.learner or self.network or self.script
@@ -89,7 +109,7 @@ class Role:
 
 
 def roles_of(setup: Setup) -> list[Role]:
-    """Return a role for each policy; for a policy with several groups, one per group ("shared/tagger")."""
+    """Return a role for each policy, or for each of its groups if it has several ("all/tagger")."""
     roles = []
     for name, policy in setup.policies.items():
         segments = policy.assignment.segments
@@ -103,17 +123,21 @@ def roles_of(setup: Setup) -> list[Role]:
 
 @struct.dataclass
 class Game:
-    """An environment and the actors of each role. Games that differ only in arrays share a compiled program."""
+    """An environment and the actors of each role.
+
+    Games that differ only in arrays share a compiled program.
+    """
 
     env: Env = struct.field(pytree_node=False)
-    casts: tuple[tuple[Actor, ...], ...] = struct.field(pytree_node=False)  # by role: its possible actors
+    # by role: its possible actors
+    casts: tuple[tuple[Actor, ...], ...] = struct.field(pytree_node=False)
     which: list[Any]  # by role, () int32: index of the actor in the cast; the others cost nothing
     learned: list[tuple]  # by role: learned state of each actor in the cast
     env_params: Any
 
     @property
     def views(self) -> tuple[Env, ...]:
-        """The environment, and variants of it with the observations that some actors were trained on."""
+        """The environment, and its variants with the observations that actors were trained on."""
         variants = [actor.env for cast in self.casts for actor in cast if actor.env is not None]
         return tuple(dict.fromkeys([self.env, *variants]))
 
@@ -126,10 +150,12 @@ class Game:
     def shown_to(self, actor: Actor, obs: tuple) -> Any:
         """Return the observations of an actor, [N, n, ...], from the observations of each view."""
         view = actor.env or self.env
-        return gather_observation(actor.policy.assignment, to_groups(view, obs[self.views.index(view)]))
+        return gather_observation(
+            actor.policy.assignment, to_groups(view, obs[self.views.index(view)])
+        )
 
     def init_carries(self, num_envs: int) -> list[tuple]:
-        """Return the carries of the actors of each role at the start of an episode; None without memory."""
+        """Return the initial carries of the actors of each role; None without memory."""
 
         def init(actor: Actor, learned: Any) -> Any:
             if actor.kind == "learned":
@@ -137,7 +163,10 @@ class Game:
             rows = num_envs, actor.policy.assignment.num_agents
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*rows, *leaf.shape)), learned)
 
-        return [tuple(map(init, cast, states)) for cast, states in zip(self.casts, self.learned, strict=True)]
+        return [
+            tuple(map(init, cast, states))
+            for cast, states in zip(self.casts, self.learned, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,11 +175,12 @@ class Candidate:
 
     player: Player
     actor: Actor
-    learned: Any  # PolicyState; for a custom network the initial memory of one agent; otherwise None
+    # PolicyState; for a custom network the initial memory of one agent; otherwise None
+    learned: Any
 
 
 def as_player(setup: Setup, player: Player | Script | str) -> Player:
-    """Return the player of a name ("random" or a script of the environment), a function or a trained policy."""
+    """Return a name ("random" or a script), a function or a trained policy as a Player."""
     if isinstance(player, Player):
         return player
     if isinstance(player, TrainedPolicy):
@@ -158,7 +188,9 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
     if not isinstance(player, str):
-        words = "must be a Player, a name or a function. For a run use Player(name, *load_run(folder))."
+        words = (
+            "must be a Player, a name or a function. For a run use Player(name, *load_run(folder))."
+        )
         raise TypeError(f"player of type {type(player).__name__}: {words}")
     require_known("player", player, ["random", *setup.env.scripts])
     if player == "random":
@@ -168,11 +200,17 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
 
 
 def plays(setup: Setup, player: Player, role: Role) -> bool:
-    """Return whether a player can fill a role. Raise ValueError if its group is unknown or must be named."""
+    """Return whether a player can fill a role.
+
+    Raises:
+        ValueError: if its group is unknown, or missing with several groups.
+    """
     if player.script is None and player.network is None:
         return True
     if isinstance(player.network, TrainedPolicy) and player.group is None:
-        return role.group in [part.group for part in player.network.actor.policy.assignment.segments]
+        return role.group in [
+            part.group for part in player.network.actor.policy.assignment.segments
+        ]
     groups = group_sizes(setup.env)
     if player.group is None and len(groups) > 1:
         words = f"group must name the group it acts for ({', '.join(groups)})"
@@ -194,7 +232,9 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     if isinstance(player.network, TrainedPolicy):
         return seat_policy(player, player.network.actor.policy, player.network.learned, role)
     if player.network is not None:
-        return Candidate(player, Actor(own, "network", player.network), jax.tree.map(jnp.asarray, player.memory))
+        return Candidate(
+            player, Actor(own, "network", player.network), jax.tree.map(jnp.asarray, player.memory)
+        )
     if player.learner is None:
         return Candidate(player, Actor(own, "random"), None)
     theirs = player.learner.setup
@@ -203,15 +243,21 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)."
     require(members == (), f"player {player.name!r}: state shape", members, words)
     wanted = set(role.assignment.agents)
-    name = next((name for name, own in theirs.assignments.items() if wanted.issubset(own.agents)), None)
+    name = next(
+        (name for name, own in theirs.assignments.items() if wanted.issubset(own.agents)), None
+    )
     if name is None:
-        agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments)
+        agents = ", ".join(
+            f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments
+        )
         names = ", ".join(theirs.policies)
         raise ValueError(
             f"player {player.name!r}: none of its policies ({names}) controls all agents of the role ({agents})"
         )
     view = None if theirs.env == setup.env else theirs.env
-    return seat_policy(player, theirs.policies[name], learned_part(player.state.policies[name]), role, view)
+    return seat_policy(
+        player, theirs.policies[name], learned_part(player.state.policies[name]), role, view
+    )
 
 
 def seat_policy(
@@ -224,56 +270,92 @@ def seat_policy(
         policy: the policy.
         learned: its learned state.
         role: the role.
-        view: environment with the observations that the policy was trained on; None: that of the game.
+        view: environment with the observations that the policy was trained on; None: the game's.
 
     Raises:
         ValueError: if the spaces or the agent types differ.
     """
-    spaces = [(a.bare_space, a.action_space)[view is not None :] for a in (policy.assignment, role.assignment)]
-    require(spaces[0] == spaces[1], f"player {player.name!r}: spaces of {policy.name}", spaces[0], f"{spaces[1]}")
-    known = {agent for part in policy.assignment.types for agent in part.agents} or set(role.assignment.agents)
-    group, number = next((agent for agent in role.assignment.agents if agent not in known), (None, None))
+    spaces = [
+        (a.bare_space, a.action_space)[view is not None :]
+        for a in (policy.assignment, role.assignment)
+    ]
+    require(
+        spaces[0] == spaces[1],
+        f"player {player.name!r}: spaces of {policy.name}",
+        spaces[0],
+        f"{spaces[1]}",
+    )
+    known = {agent for part in policy.assignment.types for agent in part.agents} or set(
+        role.assignment.agents
+    )
+    group, number = next(
+        (agent for agent in role.assignment.agents if agent not in known), (None, None)
+    )
     if group is not None:
         words = f"{policy.name} uses agent_type_feature and has no type for {group}[{number}]"
         raise ValueError(f"player {player.name!r}: {words}")
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
-    return Candidate(player, Actor(dataclasses.replace(policy, assignment=assignment), "learned", env=view), learned)
+    return Candidate(
+        player,
+        Actor(dataclasses.replace(policy, assignment=assignment), "learned", env=view),
+        learned,
+    )
 
 
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:
-    """Raise ValueError if another run has another environment; static fields in `Env.shown_by` may differ."""
+    """Raise ValueError if a run has another environment, except for fields in `Env.shown_by`."""
     expected, found = setup.config.env, other.config.env
-    require(found == expected, f"player {name!r}: env", found, f"{expected!r}, the environment of the other run")
+    require(
+        found == expected,
+        f"player {name!r}: env",
+        found,
+        f"{expected!r}, the environment of the other run",
+    )
     for field in static_names(setup.env):
         if field in setup.env.shown_by:
             continue
         expected, found = getattr(setup.env, field), getattr(other.env, field)
-        require(found == expected, f"player {name!r}: {field}", found, f"{expected!r}, the value in the other run")
+        require(
+            found == expected,
+            f"player {name!r}: {field}",
+            found,
+            f"{expected!r}, the value in the other run",
+        )
 
 
 def make_game(
-    setup: Setup, state: TrainState, candidates: Sequence[Sequence[Candidate]], chosen: Sequence[Candidate]
+    setup: Setup,
+    state: TrainState,
+    candidates: Sequence[Sequence[Candidate]],
+    chosen: Sequence[Candidate],
 ) -> Game:
     """Return the game of a run in which the chosen candidate of each role acts.
 
-    An actor that does not act has the learned state of any of its candidates, so that all games of these candidates
-    have the same shapes and share one compiled program.
+    An actor that does not act has the learned state of any of its candidates, so that all games of
+    these candidates have the same shapes and share one compiled program.
     """
     casts = tuple(tuple(dict.fromkeys(seat.actor for seat in seats)) for seats in candidates)
     which, learned = [], []
     for cast, seats, choice in zip(casts, candidates, chosen, strict=True):
         which.append(cast.index(choice.actor))
         holders = [choice, *seats]
-        learned.append(tuple(next(seat.learned for seat in holders if seat.actor == actor) for actor in cast))
+        learned.append(
+            tuple(next(seat.learned for seat in holders if seat.actor == actor) for actor in cast)
+        )
     return Game(setup.env, casts, which, learned, one_copy(state.env_params))
 
 
-def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Array, greedy: bool) -> tuple:
+def play_step(
+    game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Array, greedy: bool
+) -> tuple:
     """Let every role act and step all replicas, without resets.
 
     Args:
+        game: environment and actors.
         carry: (observations of each view [N, ...], VectorState, actor carries of each role).
+        action_key: key of all actions.
         env_keys: [N].
+        greedy: whether to take the most likely actions.
 
     Returns:
         (carry, action, reward, terminated, truncated, info), as `step_replicas` returns them.
@@ -289,7 +371,9 @@ def play_step(game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Arr
         carries_after.append(carry)
     assignments = {i: cast[0].policy.assignment for i, cast in enumerate(game.casts)}
     action = from_groups(game.env, scatter(assignments, actions))
-    steps = [step_replicas(view, env_keys, replicas, action, game.env_params) for view in game.views]
+    steps = [
+        step_replicas(view, env_keys, replicas, action, game.env_params) for view in game.views
+    ]
     _, replicas, *outcome = steps[0]  # views differ in obs only; XLA computes the rest once
     return (tuple(obs for obs, *_ in steps), replicas, carries_after), action, *outcome
 

@@ -19,7 +19,7 @@ from wdjax.train.state.state import PolicyState, TrainState
 
 @struct.dataclass
 class TrainedPolicy:
-    """A trained policy from `load_policy`: a pytree, so it can be an argument of jitted functions."""
+    """A trained policy from `load_policy`, a pytree that can be passed to jitted functions."""
 
     learned: PolicyState  # network parameters and statistics of the observation normalizer
     actor: Actor = struct.field(pytree_node=False)
@@ -45,18 +45,22 @@ class TrainedPolicy:
         """
         assignment = self.actor.policy.assignment
         first = assignment.segments[0]
-        one = dataclasses.replace(assignment, segments=(dataclasses.replace(first, stop=first.start + 1),))
+        one = dataclasses.replace(
+            assignment, segments=(dataclasses.replace(first, stop=first.start + 1),)
+        )
         policy = dataclasses.replace(self.actor.policy, assignment=one)
         carry = policy.algorithm.init_carry(policy, math.prod(shape))
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[2:]), carry)
 
-    def act(self, obs: Any, memory: Any = None, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
+    def act(
+        self, obs: Any, memory: Any = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
         """Choose actions. A pure function: jit and vmap it as needed.
 
         Args:
             obs: observations in `observation_space`, with any leading axes: leaves [..., *shape].
-            memory: from the previous step, leaves [..., n]; None at the start of an episode or for feed-forward
-                policies.
+            memory: from the previous step, leaves [..., n]; None at the start of an episode or for
+                feed-forward policies.
             key: random key to sample actions; None for the most likely actions.
 
         Returns:
@@ -74,8 +78,12 @@ class TrainedPolicy:
         same = jax.tree.structure(memory) == jax.tree.structure(start) and shapes == expected
         require(same, "memory shapes", shapes, f"{expected}, as returned by `act`")
         size = math.prod(leading)
-        rows = jax.tree.map(lambda leaf, part: jnp.reshape(leaf, (size, 1, *part.shape)), obs, parts)
-        carry = jax.tree.map(lambda leaf: jnp.reshape(leaf, (size, 1, *leaf.shape[len(leading) :])), memory)
+        rows = jax.tree.map(
+            lambda leaf, part: jnp.reshape(leaf, (size, 1, *part.shape)), obs, parts
+        )
+        carry = jax.tree.map(
+            lambda leaf: jnp.reshape(leaf, (size, 1, *leaf.shape[len(leading) :])), memory
+        )
         keys = jax.random.split(jax.random.key(0) if key is None else key)
         action, carry = self.actor.choose(None, self.learned, carry, rows, keys, (), key is None)
 
@@ -85,7 +93,7 @@ class TrainedPolicy:
         return unfold(action), jax.tree.map(unfold, carry)
 
     def _leading_axes(self, obs: Any, parts: Any) -> tuple[int, ...]:
-        """Return the leading axes of observations, before the axes of one agent in `parts`. Raise as `act`."""
+        """Return the leading axes of observations, before those in `parts`. Raise as `act`."""
         shapes = jax.tree.map(jnp.shape, obs), jax.tree.map(lambda part: part.shape, parts)
         first, part = jnp.shape(next(iter(jax.tree.leaves(obs)), 0)), jax.tree.leaves(parts)[0]
         leading = first[: len(first) - part.ndim]
@@ -94,8 +102,12 @@ class TrainedPolicy:
         require(shapes[0] == wanted and 0 not in leading, "obs shapes", shapes[0], words)
         for leaf, part in zip(jax.tree.leaves(obs), jax.tree.leaves(parts), strict=True):
             dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
-            if not (jnp.issubdtype(dtype, jnp.bool_) or np.can_cast(dtype, np.float64, "same_kind")):
-                raise TypeError(f"obs dtype {dtype}: must be {part.dtype}, or another bool, integer or float dtype")
+            if not (
+                jnp.issubdtype(dtype, jnp.bool_) or np.can_cast(dtype, np.float64, "same_kind")
+            ):
+                raise TypeError(
+                    f"obs dtype {dtype}: must be {part.dtype}, or another bool, integer or float dtype"
+                )
         return leading
 
 
@@ -108,10 +120,13 @@ def trained_policy(learner: Learner, state: TrainState, policy: str | None = Non
         policy: name of the policy; optional if the run has only one.
 
     Raises:
-        ValueError: if the name is unknown (the message has the closest name), or the state is a population.
+        ValueError: if the name is unknown (the message has the closest name), or the state is a
+            population.
     """
     policies = learner.setup.policies
-    require(policy is not None or len(policies) == 1, "policy", policy, f"one of {', '.join(policies)}")
+    require(
+        policy is not None or len(policies) == 1, "policy", policy, f"one of {', '.join(policies)}"
+    )
     policy = next(iter(policies)) if policy is None else policy
     require_known("policy", policy, policies)
     words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)."

@@ -1,9 +1,10 @@
 """Recordings of one episode of one replica, for pictures and analysis.
 
-    episode = record_episode(*load_run("runs/mine"), jax.random.key(0))
-    episode.states.x, episode.action["runner"], episode.reward["runner"], episode.choice["runner"]["probs"]
-    episode.to_npz("episode.npz")  # also: wdjax render runs/mine --npz episode.npz
-    file = np.load("episode.npz")  # file["states/x"], file["action/runner"], file["choice/runner/probs"]; list(file)
+episode = record_episode(*load_run("runs/mine"), jax.random.key(0)) episode.states.x,
+episode.action["runner"], episode.reward["runner"], episode.choice["runner"]["probs"]
+episode.to_npz("episode.npz")  # also: wdjax render runs/mine --npz episode.npz file =
+np.load("episode.npz")  # file["states/x"], file["action/runner"], file["choice/runner/probs"];
+list(file)
 """
 
 import functools
@@ -31,7 +32,7 @@ OBS_BYTES = 256 * 2**20  # maximum size of MAX_STEPS observations to include in 
 
 
 class Trajectory(struct.PyTreeNode):
-    """One episode of one replica, as NumPy arrays: T steps, T + 1 states including the final one."""
+    """One episode of one replica as NumPy arrays, with T steps and T + 1 states."""
 
     states: Any  # environment states, leaves [T + 1, ...]
     action: Any  # as passed to the environment, leaves [T, ...]
@@ -39,15 +40,18 @@ class Trajectory(struct.PyTreeNode):
     terminated: Any  # as returned by the environment, leaves [T, ...]
     truncated: Any  # as returned by the environment, leaves [T, ...]
     choice: dict[str, dict[str, Any]]
-    """by policy (or role) trained with A2C or PPO, [T, n, ...]: "value"; for discrete actions "probs" of all actions,
-    components concatenated; for continuous actions "mean" and "std" of the normal distribution before squashing"""
-    obs: Any = None  # observations that the actions were chosen on, leaves [T, ...]; None if not recorded
+    """by policy (or role) trained with A2C or PPO, [T, n, ...]: "value"; for discrete actions
+    "probs" of all actions, components concatenated; for continuous actions "mean" and "std" of the
+    normal distribution before squashing"""
+    obs: Any = None
+    """observations that the actions were chosen on, leaves [T, ...]; None if not recorded"""
 
     def to_npz(self, path: str | Path) -> Path:
         """Write all arrays to a compressed file for `numpy.load` and return its path.
 
         Args:
-            path: path of the file. Names in it are paths: "states/x", "action/runner", "choice/runner/probs".
+            path: path of the file. Names in it are paths: "states/x", "action/runner",
+                "choice/runner/probs".
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,10 +61,16 @@ class Trajectory(struct.PyTreeNode):
 
 
 def record_episode(
-    learner: Learner, state: TrainState, key: jax.Array, greedy: bool = False, random: Sequence[str] = (),
-    max_steps: int = MAX_STEPS, players: Mapping[str, Player | Script | str] | None = None, observations: bool = False,
+    learner: Learner,
+    state: TrainState,
+    key: jax.Array,
+    greedy: bool = False,
+    random: Sequence[str] = (),
+    max_steps: int = MAX_STEPS,
+    players: Mapping[str, Player | Script | str] | None = None,
+    observations: bool = False,
     program: jax.stages.Compiled | None = None,
-) -> Trajectory:  # fmt: skip
+) -> Trajectory:
     """Record one episode, for pictures and analysis.
 
     Args:
@@ -72,7 +82,8 @@ def record_episode(
         max_steps: maximum number of steps; a longer episode is cut off.
         players: policy or role -> replacement, as in `evaluate`.
         observations: record observations, too.
-        program: compiled program from `compile_recording`, valid for default arguments; None: compile.
+        program: compiled program from `compile_recording`, valid for default arguments; None:
+            compile.
 
     Returns:
         The Trajectory.
@@ -89,40 +100,52 @@ def record_episode(
 
     # a copy on the host, so that the program of `compile_recording` fits wherever the state lies
     game = jax.tree.map(lambda leaf: leaf if is_key(leaf) else jax.device_get(leaf), game)
-    record = functools.partial(_record_jit, greedy=greedy, max_steps=max_steps, observations=observations)
+    record = functools.partial(
+        _record_jit, greedy=greedy, max_steps=max_steps, observations=observations
+    )
     recorded = (program or record)(game, key)
-    numbers = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, recorded)
+    numbers = jax.tree.map(
+        lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, recorded
+    )
     first, states, over, rows = jax.device_get(numbers)
     length = int(np.argmax(over)) + 1 if over.any() else max_steps
-    states = jax.tree.map(lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states)
+    states = jax.tree.map(
+        lambda start, rest: np.concatenate([start, rest[:length, 0]]), first, states
+    )
     rows = jax.tree.map(lambda leaf: leaf[:length, 0], rows)
     described = zip(roles_of(learner.setup), rows.pop("choice"), strict=True)
     return Trajectory(states, **rows, choice={role.name: own for role, own in described if own})
 
 
 def compile_recording(learner: Learner, like: TrainState) -> jax.stages.Compiled:
-    """Compile the program of `record_episode` with default arguments, from the shapes of a state."""
+    """Compile `record_episode` with default arguments, from the shapes of a state."""
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
     _, chosen = choose_players(learner, like)
     game = make_game(learner.setup, like, [[player] for player in chosen], chosen)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return _record_jit.lower(game, key, greedy=False, max_steps=MAX_STEPS, observations=False).compile()
+    return _record_jit.lower(
+        game, key, greedy=False, max_steps=MAX_STEPS, observations=False
+    ).compile()
 
 
 @functools.partial(jax.jit, static_argnames=("greedy", "max_steps", "observations"))
-def _record_jit(game: Game, key: jax.Array, greedy: bool, max_steps: int, observations: bool) -> tuple:
+def _record_jit(
+    game: Game, key: jax.Array, greedy: bool, max_steps: int, observations: bool
+) -> tuple:
     reset_key, step_key = jax.random.split(key)
     first = game.reset(reset_key[None])
 
     def step(carry: tuple, key: jax.Array) -> tuple:
         seen, _, carries = carry
         action_key, env_key = jax.random.split(key)
-        described = []
-        for [actor], [learned], [carried] in zip(game.casts, game.learned, carries, strict=True):  # each role has one
+        described = []  # by role, which has one actor here
+        for [actor], [learned], [carried] in zip(game.casts, game.learned, carries, strict=True):
             describe = actor.policy.algorithm.describe if actor.kind == "learned" else lambda *_: {}
             described.append(describe(actor.policy, learned, carried, game.shown_to(actor, seen)))
         row = {"choice": described}
-        carry, row["action"], *outcome, info = play_step(game, carry, action_key, env_key[None], greedy)
+        carry, row["action"], *outcome, info = play_step(
+            game, carry, action_key, env_key[None], greedy
+        )
         row |= zip(("reward", "terminated", "truncated"), outcome, strict=True)
         row["obs"] = seen[0] if observations else None
         return carry, (carry[1].env_state, info["over"][0], row)
@@ -138,13 +161,18 @@ def _obs_bytes(learner: Learner, state: TrainState) -> int:
 
 
 def save_episode(
-    learner: Learner, state: TrainState, path: str | Path, seed: int = 0, greedy: bool = False, fps: int = 12,
+    learner: Learner,
+    state: TrainState,
+    path: str | Path,
+    seed: int = 0,
+    greedy: bool = False,
+    fps: int = 12,
     program: jax.stages.Compiled | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Record one episode and write it to a file in the format of its suffix.
 
-    Formats: .html (interactive player), .gif, .svg, .mp4 (requires ffmpeg), .png (final state), and .npz with all
-    arrays (`Trajectory.to_npz`).
+    Formats: .html (interactive player), .gif, .svg, .mp4 (requires ffmpeg), .png (final state), and
+    .npz with all arrays (`Trajectory.to_npz`).
 
     Args:
         learner: learner of the run.
@@ -153,15 +181,16 @@ def save_episode(
         seed: random seed of the episode.
         greedy: take the most likely actions; False: sample them as in training.
         fps: frames per second.
-        program: compiled program from `compile_recording`; ignored if it does not fit the other arguments.
+        program: compiled program from `compile_recording`; ignored if it does not fit the other
+            arguments.
 
     Returns:
         The path of the file.
 
     Raises:
         NotImplementedError: if the environment has no drawing.
-        ValueError: if the suffix is unknown, .mp4 is requested without ffmpeg, or `scene` or `draw` of the environment
-            raises an error.
+        ValueError: if the suffix is unknown, .mp4 is requested without ffmpeg, or `scene` or `draw`
+            of the environment raises an error.
     """
     from wdjax.env import draws_by_scene
     from wdjax.rendering import SUFFIXES, require_output, require_playable, save
@@ -170,7 +199,9 @@ def save_episode(
     if suffix != ".npz":
         require_playable(path, learner.env, fps)
     key = jax.random.fold_in(host_key(seed), 0)
-    seen = suffix == ".npz" or (suffix == ".html" and _obs_bytes(learner, state) * MAX_STEPS <= OBS_BYTES)
+    seen = suffix == ".npz" or (
+        suffix == ".html" and _obs_bytes(learner, state) * MAX_STEPS <= OBS_BYTES
+    )
     usual = None if greedy or seen else program
     episode = record_episode(learner, state, key, greedy=greedy, observations=seen, program=usual)
     if suffix == ".npz":

@@ -1,20 +1,21 @@
 """Opponents: snapshots, other runs, scripts and random play that act in place of a policy.
 
-Their pool has numbers: first the `past_selves` snapshots of the policy itself, then the runs and
-the rules (scripts and random play) of `opponents`. Snapshots are a ring. All are the initial policy
-at the start; every `past_selves_every` updates the policy replaces the oldest one.
+The pool of a policy contains, in this order, `past_selves` snapshots of the policy, and the runs
+and rules (scripts and random play) of `opponents`. An opponent is identified by its index in the
+pool. All snapshots are the initial policy at the start. Every `past_selves_every` updates, the
+policy replaces the oldest one.
 
-Every `opponents_every` rollouts each block of replicas draws who acts for all agents of the policy:
-an opponent with the probability of the sum of their shares (`past_selves_fraction`, `opponents`),
-chosen by share and win rate (standings.py), otherwise the policy itself. Transitions of an opponent
-are not valid for the policy, so only the other policies learn from them. Policies with a pool draw
-independently: if two opponents meet, no policy learns. Networks explore as in training.
+Every `opponents_every` rollouts, each block of replicas draws its opponent. With a probability of
+the sum of all shares (`past_selves_fraction`, `opponents`) it is an opponent, chosen by share and
+win rate (standings.py), otherwise the policy itself acts. The transitions of an opponent are not
+valid for the policy, so only the other policies learn from them. Pools draw independently: where
+two opponents meet, no policy learns. Networks of opponents explore as in training.
 
 If the opponent of a block changes in the middle of an episode, the carry and the discounted return
 start anew and n-step targets end, so that none of them mixes two opponents.
 
-A rollout calls `begin` before its first step, `with_opponents` in every step, and an update calls
-`finish` after the learning.
+A rollout calls `begin` before its first step and `with_opponents` in every step. An update calls
+`finish` after the policies have learned.
 """
 
 import dataclasses
@@ -148,7 +149,7 @@ def begin(
         setup: static part of the run.
         state: state before the rollout.
         hypers: by policy, with schedules evaluated.
-        key: of the rollout.
+        key: key of the rollout.
 
     Returns:
         (state, opponents of every policy that has a pool).
@@ -184,13 +185,13 @@ def draw_opponents(
     key: jax.Array,
     num_blocks: int,
 ) -> jax.Array:
-    """Draw who acts in each block of replicas, from fold_in(key, block).
+    """Draw the opponent of each block of replicas, from fold_in(key, block).
 
     Args:
-        config: of a policy with a pool.
+        config: configuration of a policy with a pool.
         pool: its opponents.
         hypers: its hyperparameters, with schedules evaluated.
-        env_steps: () float32, env steps of the run so far.
+        env_steps: () float32, env steps of the run.
         key: a typed key.
         num_blocks: number of blocks.
 
@@ -272,7 +273,7 @@ def acting_networks(state: PolicyState, pool: PoolState, active: jax.Array) -> A
     if pool.networks is None:
         return Acting(active, None)
     last = jax.tree.leaves(pool.networks.params)[0].shape[0] - 1
-    # rules have no network: the last one stands in, and `with_opponents` overrides its actions
+    # blocks of rules compute the last network, whose actions `with_opponents` overrides
     others = jax.tree.map(lambda leaf: leaf[jnp.minimum(active, last)], pool.networks)
     policy = jax.tree.map(lambda leaf: leaf[None], acting_state(state))
     return Acting(active, select(active != PRESENT, others, policy))
@@ -293,9 +294,11 @@ def with_opponents(
         situation: (environment states [N, ...], params), for scripts.
 
     Returns:
-        A function like `act`, which draws from [num_blocks] keys. It adds to the notes: VALID [N, 1]
-        bool, whether the policy itself acts; OVERRIDES, pairs (replicas [N] bool, actions
-        [N, n, ...] that the environment receives there).
+        A function like `act`, which draws from [num_blocks] keys. Its notes also contain
+
+        * VALID: [N, 1] bool, whether the policy itself acts.
+        * OVERRIDES: pairs (replicas, action): the environment receives `action` [N, n, ...] in
+          `replicas`, [N] bool.
     """
     if acting is None:
         return act
@@ -339,8 +342,8 @@ def rule_actions(
 
     Args:
         env: the environment.
-        policy: whose agents act.
-        obs: of these agents, leaves [N, n, ...].
+        policy: policy of the agents.
+        obs: observations of these agents, leaves [N, n, ...].
         situation: (environment states [N, ...], params).
         keys: [num_blocks].
     """
@@ -403,8 +406,8 @@ def take_snapshot(
     """Replace the oldest snapshot by the policy if this update is due.
 
     Args:
-        config: of the policy.
-        state: of the policy after the update.
+        config: configuration of the policy.
+        state: its state after the update.
         pool: its opponents.
         blocks: its opponents by block.
         num_updates: () int32, updates done.

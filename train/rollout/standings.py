@@ -2,10 +2,10 @@
 
 An episode counts for an opponent that acted in it from the first step to the last, if no other
 policy had an opponent. The other policies win if the sum of their returns is above its running mean
-over all episodes that count, and win half at the mean. In a game with returns of +1 and -1 these are
-the won games, provided that some are won and some are lost; in any other game these are the episodes
-above average. A constant added to all returns changes nothing. Rates and the mean are over about the
-last EPISODES episodes.
+over all episodes that count, and win half at the mean. In a game with returns of +1 and -1 these
+are the won games, provided that some are won and some are lost; in any other game these are the
+episodes above average. A constant added to all returns changes nothing. Rates and the mean are over
+about the last EPISODES episodes.
 
 Recorded if a policy of the run sets `opponents`, `opponents_every` or `opponents_priority`.
 """

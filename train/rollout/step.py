@@ -30,7 +30,9 @@ class StepInputs:
     """by policy with an opponent pool"""
 
 
-def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str, jax.Array]) -> tuple:
+def play_step(
+    given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str, jax.Array]
+) -> tuple:
     """Step all replicas once: the body of the scan over a rollout.
 
     Args:
@@ -48,8 +50,12 @@ def play_step(given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str,
 
 
 def choose_actions(
-    given: StepInputs, obs: Mapping[str, Any], carries: Mapping[str, Any], draws: Mapping[str, jax.Array],
-    call: Callable[..., tuple] = lambda act, *arguments: act(*arguments), env_state: Any = None,
+    given: StepInputs,
+    obs: Mapping[str, Any],
+    carries: Mapping[str, Any],
+    draws: Mapping[str, jax.Array],
+    call: Callable[..., tuple] = lambda act, *arguments: act(*arguments),
+    env_state: Any = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Let every policy act.
 
@@ -69,7 +75,9 @@ def choose_actions(
     for name, policy in given.setup.policies.items():
         seen = gather_observation(policy.assignment, obs)
         situation = (env_state, given.env_params)
-        act = with_opponents(policy.algorithm.act, given.opponents.get(name), given.setup.env, situation)
+        act = with_opponents(
+            policy.algorithm.act, given.opponents.get(name), given.setup.env, situation
+        )
         inputs = (policy, given.players[name], carries[name], seen, draws[name], given.hypers[name])
         action, notes, carries_after[name] = call(act, *inputs)
         drafts[name] = {"obs": seen, "action": action, **notes}
@@ -92,9 +100,15 @@ def advance(
     """
     setup, (replicas, obs, live, carries) = given.setup, carry
     keeps_state = "global_state" in setup.keeps
-    global_state = setup.context.global_state(replicas.env_state, obs, given.env_params) if keeps_state else None
+    global_state = (
+        setup.context.global_state(replicas.env_state, obs, given.env_params)
+        if keeps_state
+        else None
+    )
     actions = to_spaces(setup, drafts)
-    next_obs, replicas, reward, terminated, truncated, info = step_by_group(given, key, replicas, actions)
+    next_obs, replicas, reward, terminated, truncated, info = step_by_group(
+        given, key, replicas, actions
+    )
     over = info["over"]
     rows = {}
     for name, policy in setup.policies.items():
@@ -113,25 +127,39 @@ def advance(
             truncated=cut,
             live=own_live if valid is None else own_live & valid,
             **(who_decides(policy, draft["obs"], final_obs, cut) if policy.decisions_only else {}),
-            **policy.algorithm.end_of_step(policy, given.players[name], carries[name], final_obs, now_cut),
+            **policy.algorithm.end_of_step(
+                policy, given.players[name], carries[name], final_obs, now_cut
+            ),
         )
     returns = {
-        name: gather(policy.assignment, info["episode_return"]).sum(axis=1) for name, policy in setup.policies.items()
+        name: gather(policy.assignment, info["episode_return"]).sum(axis=1)
+        for name, policy in setup.policies.items()
     }
-    ended = jax.tree.map(jnp.logical_or, terminated, truncated) if setup.env.can_truncate else terminated
+    ended = (
+        jax.tree.map(jnp.logical_or, terminated, truncated)
+        if setup.env.can_truncate
+        else terminated
+    )
     live = jax.tree.map(lambda flag: ~flag | over[:, None], ended)
     num_envs = setup.replicas.num_envs
-    starts = {name: policy.algorithm.init_carry(policy, num_envs) for name, policy in setup.policies.items()}
+    starts = {
+        name: policy.algorithm.init_carry(policy, num_envs)
+        for name, policy in setup.policies.items()
+    }
     carries = select(over, starts, carries)
     final_state = None
     if setup.replicas.with_final_state:
-        final_state = setup.context.global_state(info["final_state"], info["final_obs"], given.env_params)
+        final_state = setup.context.global_state(
+            info["final_state"], info["final_obs"], given.env_params
+        )
     kept = (global_state, final_state)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"], *kept))
 
 
-def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array | None) -> dict[str, jax.Array]:
+def who_decides(
+    policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array | None
+) -> dict[str, jax.Array]:
     """Return the fields of Rows for `decisions_only`: whether the mask allows several actions."""
     decides = {"decides": policy.decides(obs)}
     return decides if truncated is None else {**decides, "final_decides": policy.decides(final_obs)}
@@ -139,7 +167,10 @@ def who_decides(policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array |
 
 def to_spaces(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, jax.Array]:
     """Return the actions that the environment receives, by policy [N, n, ...]."""
-    inside = {name: policy.distribution.to_space(drafts[name]["action"]) for name, policy in setup.policies.items()}
+    inside = {
+        name: policy.distribution.to_space(drafts[name]["action"])
+        for name, policy in setup.policies.items()
+    }
     for name, assignment in setup.assignments.items():  # discrete actions are always in their space
         if isinstance(assignment.action_space, Box):
             inside[name] = assignment.action_space.clip(inside[name])
@@ -148,8 +179,10 @@ def to_spaces(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, j
     return inside
 
 
-def step_by_group(given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]) -> tuple:
-    """Call `VectorEnv.step` with actions by policy. Return its results by group, [N, n_group, ...]."""
+def step_by_group(
+    given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]
+) -> tuple:
+    """Call `VectorEnv.step` with actions by policy. Return its results by group, [N, n, ...]."""
     setup = given.setup
     action = from_groups(setup.env, scatter(setup.assignments, actions))
     step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
