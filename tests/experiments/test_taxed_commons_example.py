@@ -55,7 +55,7 @@ def test_the_picture(trained, tmp_path):
 
 def test_the_page_has_the_numbers_of_the_game():
     config, words = load_config("taxed_commons"), (DOCS / "commons.md").read_text(encoding="utf8")
-    assert all(policy.decisions_only for policy in config.policies.values())
-    assert config.policies["harvester"].gamma == 0
+    assert all(policy.options.decisions_only for policy in config.policies.values())
+    assert config.policies["harvester"].options.gamma == 0
     assert re.search(r"optimum \| 246.4 \|", words)
     assert re.search(r"equilibrium \| 73.0 \|", words)
