@@ -1,9 +1,9 @@
-"""The command line: wdjax train, sweep, eval, render, report, export, bench, diff, completion, list."""
+"""The command line of wdjax."""
 
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    sys.path.pop(0)  # the current folder, by `python -m`: a file in it must not stand for a library
+    sys.path.pop(0)  # the current folder, added by `python -m`: its files must not shadow libraries
 
 import gc
 import importlib
@@ -60,7 +60,7 @@ First run:
 wdjax --version prints the version. wdjax COMMAND --help lists flags; wdjax train PRESET --help lists topics of fields.
 Set WDJAX_TRACEBACK=1 to see the traceback of an error."""
 
-# module and function; imported when they are asked for, which takes a second and more
+# module:function; imported on use, because imports take seconds
 COMMANDS = {
     "train": "wdjax.experiments.commands.train:train",
     "sweep": "wdjax.experiments.commands.sweep:sweep",
@@ -74,7 +74,7 @@ COMMANDS = {
     "list": "wdjax.experiments.cli:list_all",
 }
 
-# What many type first -> what it is here.
+# Frequent guesses of commands -> hint.
 HINTS = {
     "resume": "use wdjax train PRESET --resume", "evaluate": "did you mean 'eval'?",
     "play": "did you mean 'render'?", "search": "use wdjax sweep PRESET --search N", "version": "use wdjax --version",
@@ -82,7 +82,7 @@ HINTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command; bad input ends with one sentence and exit status 2, bad numbers in a run with exit status 1."""
+    """Run a command. Bad input ends with one sentence and status 2, bad numbers with status 1."""
     if argv is None:  # from a shell
         find_modules_here()
         keep_output()
@@ -101,13 +101,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(STOPPED) from None
     finally:
         if argv is None:
-            gc.freeze()  # else Python searches all modules for garbage while it exits, half a second
+            gc.freeze()  # skips garbage collection at exit, half a second
 
 
 def interrupt_again(lost: Any) -> None:
     """Send SIGINT again if Python dropped a KeyboardInterrupt; a hook for `sys.unraisablehook`.
 
-    During garbage collection it is raised inside a callback of jax, and Python ignores exceptions there.
+    During garbage collection it is raised inside a callback of jax, and Python ignores exceptions
+    there.
     """
     if issubclass(
         lost.exc_type, KeyboardInterrupt
@@ -118,7 +119,7 @@ def interrupt_again(lost: Any) -> None:
 
 
 def call(command: str, *rest: str) -> None:
-    """Runs a command with its arguments; bad input ends with one sentence and exit status 2."""
+    """Run a command with its arguments; bad input ends with one sentence and exit status 2."""
     try:
         if command not in COMMANDS:
             raise ValueError(f"unknown command {command!r}: {HINTS.get(command) or meant(command)}")
@@ -135,7 +136,7 @@ def call(command: str, *rest: str) -> None:
         try:
             run(list(rest))
         except (RuntimeError, AssertionError):
-            find_devices()  # raises where jax has no device: then that is the reason
+            find_devices()  # raises if jax has no device, which is then the cause
             raise
         sys.stdout.flush()
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
@@ -144,7 +145,7 @@ def call(command: str, *rest: str) -> None:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         modules = getattr(error, "modules", ()) or getattr(
             error.__cause__, "modules", ()
-        )  # an UntrustedModuleError's
+        )  # UntrustedModuleError
         trusting = [word for module in modules for word in ("--trust", module)]
         if trusting:
             notes += (
@@ -156,14 +157,14 @@ def call(command: str, *rest: str) -> None:
 
 
 def program() -> str:
-    """Return what starts this program in the user's shell: wdjax, or the path used where PATH has another or none."""
+    """Return the command of this program: wdjax, or its path if PATH has another one or none."""
     started, found = Path(sys.argv[0]), shutil.which("wdjax")
     same = found is not None and started.is_file() and started.samefile(found)
     return "wdjax" if same or started.name != "wdjax" else sys.argv[0]
 
 
 def require_current_folder() -> None:
-    """Raise FileNotFoundError where the current folder was deleted: relative paths and libraries need one."""
+    """Raise FileNotFoundError if the current folder was deleted; libraries need one."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -173,7 +174,7 @@ def require_current_folder() -> None:
 
 
 def meant(command: str) -> str:
-    """Returns what an unknown command was meant to be: that of a preset, or the nearest."""
+    """Return a hint for an unknown command: training of a preset, or the closest command."""
     from wdjax.train.load import ALIASES, list_presets
 
     named = command in (*list_presets(), *ALIASES)
@@ -184,7 +185,7 @@ IN_A_MINUTE = "quick version:"
 
 
 def list_all(arguments: list[str]) -> None:
-    """wdjax list"""
+    """wdjax list: print environments, presets and bundled runs."""
     from wdjax.envs import list_envs
     from wdjax.train.learner.saved import REFERENCE, list_references
     from wdjax.train.load import ALIASES, list_presets, preset_path
@@ -206,8 +207,7 @@ def list_all(arguments: list[str]) -> None:
 
 
 def cost_of(path: Path) -> str:
-    """Returns what a preset costs: its env steps, and what its header says after "# Costs:", over several lines, and,
-    where it is large for a CPU, after "Quick version:"."""
+    """Return the cost of a preset: env steps, and "Costs:" and "Quick version:" of its header."""
     from wdjax.train.config.reading import read_yaml
     from wdjax.train.config.schema import TrainConfig
 
@@ -218,14 +218,14 @@ def cost_of(path: Path) -> str:
         lambda line: line.startswith("#"), path.read_text(encoding="utf8").splitlines()
     )
     paragraphs = " ".join(line[1:].strip() or "\n" for line in header).split("\n")
-    told = " ".join(p for p in paragraphs if "Costs:" in p).strip()
-    costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", told)
-    small = re.search(r"\bQuick version: (\w+)", told)
-    said = (costs and costs[1].rstrip("."), small and f"{IN_A_MINUTE} {small[1]}")
-    return "; ".join([steps, *filter(None, said)])
+    text = " ".join(p for p in paragraphs if "Costs:" in p).strip()
+    costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", text)
+    small = re.search(r"\bQuick version: (\w+)", text)
+    parts = (costs and costs[1].rstrip("."), small and f"{IN_A_MINUTE} {small[1]}")
+    return "; ".join([steps, *filter(None, parts)])
 
 
-# Flags of `train` that have something to tell jax before it looks for devices, or are for no training.
+# Flags of `train` that configure jax before it searches devices, or that do not train.
 _FIRST = (
     "--env=",
     "--help",
@@ -236,13 +236,15 @@ _FIRST = (
     *map(flag, VARIABLES),
 )
 
-_AWAKE: list[Future] = []  # of `wake_device`: jax says only once that a device cannot be used
+_AWAKE: list[Future] = []  # result of `wake_device`: jax reports an unusable device only once
 
 
 def wakes_at_once(command: str, arguments: Sequence[str]) -> bool:
-    """Returns whether a device may wake while wdjax is imported, which takes as long: for a run of a preset of wdjax's
-    in one process, without code of one's own, which may have to be first. What is then wrong with a flag is said no
-    later, but the process ends when the device is awake."""
+    """Return whether a device may be initialised while wdjax is imported, which takes as long.
+
+    This is done for a bundled preset in one process, without custom code, which may have to run
+    first. After an invalid flag, the process ends once the device is initialised.
+    """
     several = is_launched() or any(name in os.environ for name in VARIABLES.values())
     named = any(
         (Path(__file__).parent / "configs" / f"{name}.yaml").is_file() for name in arguments[:1]
@@ -252,10 +254,10 @@ def wakes_at_once(command: str, arguments: Sequence[str]) -> bool:
 
 
 def import_trainer() -> type:
-    """Imports the Trainer, which takes a while, while the device wakes, which does, too.
+    """Import the Trainer while the device is initialised.
 
     Raises:
-        OSError: where a device cannot be used, as `find_devices`.
+        OSError: if a device cannot be used, as `find_devices`.
     """
     with no_garbage_collection():
         devices = _AWAKE.pop() if _AWAKE else wake_device()
@@ -265,7 +267,7 @@ def import_trainer() -> type:
 
 
 def cache_compilations() -> None:
-    """Keep compiled programs in ~/.cache/wdjax between processes, where JAX_COMPILATION_CACHE_DIR names no folder.
+    """Cache compiled programs in ~/.cache/wdjax, unless JAX_COMPILATION_CACHE_DIR is set.
 
     They are machine code: a folder that other users can write is not used, with a warning.
     """
@@ -284,17 +286,17 @@ def cache_compilations() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update(
         "jax_persistent_cache_min_compile_time_secs", 0.0
-    )  # a start compiles dozens of small programs
+    )  # a run starts with dozens of small programs
 
 
 def require_private(folder: Path) -> None:
-    """Raise PermissionError where a folder belongs to another user or others can write it."""
-    found = folder.stat()
-    if hasattr(os, "getuid") and found.st_uid != os.getuid():
+    """Raise PermissionError if a folder belongs to another user or others can write it."""
+    status = folder.stat()
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise PermissionError(
             f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to a folder that you own"
         )
-    if os.name == "posix" and found.st_mode & 0o022:
+    if os.name == "posix" and status.st_mode & 0o022:
         raise PermissionError(
             f"{folder} is writable by other users. Delete it, or set JAX_COMPILATION_CACHE_DIR to a folder that you own"
         )

@@ -1,1 +1,1 @@
-"""Speed, measured: `wdjax bench` is the suite; RESULTS.md holds its numbers."""
+"""Benchmarks: `wdjax bench` runs the suite; RESULTS.md contains the measurements."""

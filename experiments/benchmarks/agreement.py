@@ -2,9 +2,9 @@
 
     python -m wdjax.experiments.benchmarks.agreement          # one line per comparison
 
-`wdjax.play` is compared with a scan of the same step, in the classic control environments. The nearest-neighbor
-kernels, indices and observation rows, are compared with `lax.top_k` in scenes of 1 to 5,000 agents. On a CPU, where
-kernels are interpreted, scenes are few and small.
+`wdjax.play` is compared with a scan of the same step, in the classic control environments. The
+nearest-neighbor kernels, indices and observation rows, are compared with `lax.top_k` in scenes of 1
+to 5,000 agents. On a CPU, where kernels are interpreted, scenes are few and small.
 """
 
 import functools
@@ -21,7 +21,7 @@ from wdjax.kernels.neighbors import nearest_neighbors_kernel, neighbor_rows_kern
 from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple
 from wdjax.playing import PlayState, Transition, play, play_step, start_play
 
-# agents, neighbours: as many as there are, too; 14 and more are searched in another way
+# (agents, neighbors), also with all agents as neighbors; from 14 on, the search is another one
 SIZES = (
     (1, 1),
     (2, 2),
@@ -34,13 +34,13 @@ SIZES = (
     (5_000, 10),
 )
 
-ACTIONS = 1e-6  # by which actions may differ
-REPLICAS = 0.99  # of all, in which episodes must end in the same steps
-PARAMETERS = 0.05  # of the way that an array of parameters moves: a rounded product changes an action now and then
+ACTIONS = 1e-6  # maximum difference of actions
+REPLICAS = 0.99  # fraction of replicas in which episodes must end in the same steps
+PARAMETERS = 0.05  # relative to the change of an array in training: rounding changes some actions
 
 
 def main() -> None:
-    """Compares all; raises RuntimeError at the first that disagrees."""
+    """Compare all; raise RuntimeError at the first disagreement."""
     for num_agents, k in SIZES if jax.default_backend() == "gpu" else SIZES[:3]:
         print(compare_neighbors(num_agents, k), flush=True)
     for game in GAMES:
@@ -48,33 +48,35 @@ def main() -> None:
 
 
 def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns x, y and who is active of several scenes, [scenes, num_agents] each: random places with all and with some
-    active, ties, everybody in one point, nobody active, and a crowd nearer together than the kernel's keys tell apart.
+    """Return x, y and active of several scenes, [scenes, num_agents] each.
+
+    Scenes: random places with all and with some agents active, ties, all agents in one point, no
+    active agent, and a crowd with distances below the resolution of the kernel's keys.
     """
     rng = np.random.default_rng(num_agents)
-    everybody, some = np.ones(num_agents, bool), rng.random(num_agents) < 0.7
+    every, some = np.ones(num_agents, bool), rng.random(num_agents) < 0.7
     shape = (2, num_agents)
     plane, grid, point = rng.uniform(0, 20, shape), rng.integers(0, 5, shape), np.ones(shape)
     crowd = np.stack(
         [np.full(num_agents, 1.25), np.sqrt(rng.integers(0, 8, num_agents) * 2.0**-23)]
     )
-    played = (
-        (plane, everybody),
+    all_scenes = (
+        (plane, every),
         (plane, some),
         (grid, some),
-        (point, everybody),
-        (plane, ~everybody),
+        (point, every),
+        (plane, ~every),
         (crowd, some),
     )
-    x, y, active = zip(*((*places, who) for places, who in played), strict=True)
+    x, y, active = zip(*((*places, mask) for places, mask in all_scenes), strict=True)
     return np.stack(x).astype(np.float32), np.stack(y).astype(np.float32), np.stack(active)
 
 
 def compare_neighbors(num_agents: int, k: int) -> str:
-    """Finds the nearest in `scenes` by the kernel and by plain XLA. Returns that they agree, in words.
+    """Compare the neighbors in `scenes` by the kernel and by plain XLA. Return a sentence.
 
     Raises:
-        RuntimeError: where an index differs, whether there is a neighbour, or a bit of a row.
+        RuntimeError: if an index, the number of neighbors, or a bit of a row differs.
     """
     interpret = jax.default_backend() != "gpu"
     x, y, active = scenes(num_agents)
@@ -87,7 +89,7 @@ def compare_neighbors(num_agents: int, k: int) -> str:
         index, found = jax.jit(jax.vmap(functools.partial(nearest, k=k)))(x, y, active)
         written = functools.partial(rows, k=k, num_relative=5, sizes=sizes)
         groups = jax.jit(jax.vmap(written))(x, y, active, features, own)
-        index = np.where(found, index, -1)  # nobody's index means nothing
+        index = np.where(found, index, -1)  # indices of missing neighbors are undefined
         return {"indices": index, "rows": np.concatenate(groups, axis=1).view(np.int32)}
 
     kernels = nearest_neighbors_kernel, neighbor_rows_kernel
@@ -104,10 +106,10 @@ def compare_neighbors(num_agents: int, k: int) -> str:
 
 
 def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
-    """Plays by the kernel and by a scan from the same state. Returns how far they agree, in words.
+    """Compare play by the kernel and by a scan from the same state. Return a sentence.
 
     Raises:
-        RuntimeError: where an action differs, or more than a hundredth of the replicas, in what is counted.
+        RuntimeError: if actions differ, or episode ends in more than a hundredth of the replicas.
     """
     env, params = make(game)
     policy = random_policy(env, params)
@@ -138,10 +140,7 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
 
 
 def parameter_distance(found: Any, expected: Any, start: Any) -> float:
-    """Return how far parameters are apart after training, in parts of the way that they moved:
-
-    max over arrays of |found - expected| / |expected - start|.
-    """
+    """Return max over arrays of |found - expected| / |expected - start| for trained parameters."""
     norm = lambda a, b: np.linalg.norm(np.float64(a) - np.float64(b))  # noqa: E731
     apart = jax.tree.map(lambda a, b, first: norm(a, b) / norm(b, first), found, expected, start)
     return max(jax.tree.leaves(apart))

@@ -1,9 +1,9 @@
 """Training on several devices: speed-up and agreement on 1, 2 and 4 devices, if available.
 
-    python -m wdjax.experiments.benchmarks.devices                              # two rows of the suite
-    python -m wdjax.experiments.benchmarks.devices tag_gridworld --devices 1 2 --json out.json
+    python -m wdjax.experiments.benchmarks.devices                     # two rows of the suite
+    python -m wdjax.experiments.benchmarks.devices tag_gridworld --devices 1 2
     JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=4 \\
-        python -m wdjax.experiments.benchmarks.devices --small                  # virtual devices: no speed-up
+        python -m wdjax.experiments.benchmarks.devices --small      # virtual devices
 
 Whole updates of one program are timed as in the suite, with a fixed number of replicas per device
 (load "a device") and with a fixed total (load "in all"). The parameters after 3 updates from the
@@ -25,8 +25,8 @@ from wdjax.train import TrainConfig, make_learner
 
 ROWS = {name: row for name, row in WORKLOADS.items() if TRAINING in row.tiers and not row.members}
 DEFAULT = ("tag_gridworld", "tag_continuous_105")
-# With 400 replicas and 50 steps, parameters on two GPUs differ by 2e-2: some of many draws are close
-# to the border between two actions, where rounding decides. With few draws, none is.
+# With 400 replicas and 50 steps, parameters on two GPUs differ by 2e-2: some draws are so close
+# to the border between two actions, where rounding decides. Few draws avoid this.
 COMPARED = {"tag_continuous_105": {"num_envs": 16, "rollout_length": 10}}
 TOLERANCE = 1e-3  # relative
 COLUMNS = {

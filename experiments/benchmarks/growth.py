@@ -24,7 +24,7 @@ from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS
 from wdjax.experiments.benchmarks.timing import Parser, Result, column, report, short
 from wdjax.train import TrainConfig, load_config
 
-NUM_UPDATES = 10  # of a timed program
+NUM_UPDATES = 10  # per timed program
 CURVES: dict[str, tuple[int, ...]] = {
     "replicas": (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000),
     "rollout_length": (1, 4, 16, 64, 256, 1_024),
@@ -43,7 +43,7 @@ COLUMNS = {
 
 
 def config_of(curve: str, size: int, small: bool = False) -> TrainConfig:
-    """Return the configuration of a point; `small`: with few replicas, except on their own curve."""
+    """Return the configuration of a point, with few replicas if `small`."""
     if curve in ("replicas", "rollout_length"):
         config = WORKLOADS["cartpole_a2c"].config(small)
         field = "num_envs" if curve == "replicas" else "rollout_length"

@@ -100,7 +100,7 @@ def measure_program(program: Program, repeats: int) -> dict[str, Any]:
             numbers["env_steps"] = program.env_steps
     except jax.errors.JaxRuntimeError as error:
         numbers["error"] = str(error).splitlines()[0]
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")  # of the process
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")  # since process start
     numbers["peak_bytes_from"] = "compiler" if peak is None else "device"
     numbers["peak_bytes"] = parts["all"] if peak is None else peak
     return numbers

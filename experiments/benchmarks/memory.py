@@ -1,7 +1,7 @@
 """Memory growth of a long run: resident set size (RSS) over many chunks of a small run.
 
-    python -m wdjax.experiments.benchmarks.memory                                      # a few minutes
-    python -m wdjax.experiments.benchmarks.memory --chunks 1000 --json memory.json     # a quick check
+    python -m wdjax.experiments.benchmarks.memory                                    # some minutes
+    python -m wdjax.experiments.benchmarks.memory --chunks 1000 --json memory.json   # a quick check
 
 The run is cartpole_ppo with 4 replicas and rollouts of 8 steps, one update per chunk, and a
 checkpoint and an evaluation every 20 chunks. RSS is read from /proc/self/statm (Linux) every 100

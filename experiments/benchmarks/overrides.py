@@ -1,7 +1,7 @@
-"""Custom parts of a policy and of an environment, each trained with and without kernels: parameters must agree.
+"""Custom parts of a policy and of an environment, each trained with and without kernels.
 
-Ten functions that a user may override, each as strongly as to change what is learned. `benchmarks.card` trains all of
-them on a card, tests do so with kernels that are interpreted.
+Ten functions that users may override, each with a clear effect on learning. `benchmarks.card`
+trains all of them on a card; tests do so with interpreted kernels. Parameters must agree.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from wdjax.train.state import Policy
 
 UPDATES = 3
 
-# gradients and not their signs, as Adam takes, and enough replicas that one that parts counts for little
+# SGD, as Adam amplifies small gradients; many replicas, so that a differing one has little effect
 AGENT = {
     "optimizer": "sgd", "learning_rate": 0.03, "epochs": 2, "minibatches": 2, "network.hidden_sizes": [16],
     "entropy_coefficient": 0.05,
@@ -36,26 +36,26 @@ SIZE = {
 
 
 def see(obs: jax.Array) -> jax.Array:
-    """Return observations as no built-in function passes them on."""
+    """Return observations changed in a way that no built-in function does."""
     return 3.0 * jnp.abs(obs) + 0.5
 
 
 class Network(ActorCritic):
-    """The built-in network, with the same parameters, of other observations."""
+    """The built-in network with the same parameters and changed observations."""
 
     def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         return super().__call__(see(obs), carry)
 
 
 class Encoder(FlatEncoder):
-    """The built-in encoder of other observations."""
+    """The built-in encoder with changed observations."""
 
     def __call__(self, obs: Any) -> jax.Array:
         return super().__call__(see(obs))
 
 
 class Sharp(Categorical):
-    """Logits three times as far apart, the first of them raised."""
+    """Tripled logits, with the first one raised."""
 
     def _logits(self, outputs: jax.Array) -> jax.Array:
         logits = 3.0 * super()._logits(outputs)
@@ -99,7 +99,7 @@ class OwnAdvantages(PPO):
 
 
 class OwnActing(PPO):
-    """PPO that pushes to the right more often than its policy does."""
+    """PPO that acts to the right more often than its policy."""
 
     def act(
         self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Any
@@ -109,7 +109,7 @@ class OwnActing(PPO):
 
 
 class OwnStep(CartPole):
-    """CartPole that pays for a pole that is upright."""
+    """CartPole with a penalty for a tilted pole."""
 
     def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
         obs, state, reward, *flags = super().step(key, state, action, params)
@@ -117,7 +117,7 @@ class OwnStep(CartPole):
 
 
 class OwnReset(CartPole):
-    """CartPole that starts while it moves to the right."""
+    """CartPole that starts with a velocity to the right."""
 
     def reset(self, key: jax.Array, params: Any) -> tuple:
         state = super().reset(key, params)[1]
@@ -126,18 +126,18 @@ class OwnReset(CartPole):
 
 
 def apply_to_seen(policy: Policy, state: Any, obs: Any, carry: Any = None) -> tuple:
-    """Replace `Policy.apply`: the network gets other observations, normalized or not."""
+    """Replace `Policy.apply`: the network gets changed observations, without normalization."""
     outputs, value, carry = nnx.merge(policy.graphdef, state.params)(see(obs), carry)
     return outputs, value, carry
 
 
 def class_path(cls: type) -> str:
-    """Return how a configuration names a class of this file."""
+    """Return the path of a class of this file in a configuration."""
     return f"{__name__}:{cls.__name__}"
 
 
 NOTHING = contextlib.nullcontext
-# name -> (changes of cartpole_ppo, what is patched meanwhile)
+# name -> (changes of cartpole_ppo, context manager that patches a function)
 OVERRIDES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "network": ({"policies.agent.algorithm": class_path(OwnNetwork)}, NOTHING),
     "encoder": ({"policies.agent.network.encoder": class_path(Encoder)}, NOTHING),
@@ -154,14 +154,14 @@ OVERRIDES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
 
 @contextlib.contextmanager
 def overriding(name: str | None, **changes: Any) -> Iterator[Learner]:
-    """Give the learner of a small run in which a function is overridden; nothing for None."""
+    """Yield the learner of a small run with an override, or without one for None."""
     own, patch = OVERRIDES[name] if name else ({}, NOTHING)
     with patch():
         yield make_learner(load_config("cartpole_ppo", **{**SIZE, **own, **changes}))
 
 
 def train(name: str | None, **changes: Any) -> tuple[Any, Any]:
-    """Return the parameters of a run after UPDATES updates, and at its start."""
+    """Return the parameters after UPDATES updates, and the initial ones."""
     with overriding(name, **changes) as learner:
         start = learner.init(jax.random.key(0))
         last, _ = learner.run(start, num_updates=UPDATES)
@@ -169,10 +169,11 @@ def train(name: str | None, **changes: Any) -> tuple[Any, Any]:
 
 
 def compare_override(name: str) -> str:
-    """Train an override with and without kernels. Return how far their parameters are apart.
+    """Train an override with and without kernels. Return the distance of their parameters as text.
 
     Raises:
-        RuntimeError: if that is more than agreement.PARAMETERS, or the override has hardly more effect.
+        RuntimeError: if it exceeds agreement.PARAMETERS, or a quarter of the effect of the
+            override.
     """
     (by_kernels, _), plain, (built_in, _) = (
         train(name),

@@ -1,14 +1,14 @@
-"""wdjax compared with WarpDrive, PureJaxRL and gymnax on the same workloads, measured in alternation.
+"""wdjax in alternation with WarpDrive, PureJaxRL and gymnax, on the same workloads.
 
-    python -m wdjax.experiments.benchmarks.peers --peers-path PATH         # on a GPU, about five minutes
-    python -m wdjax.experiments.benchmarks.peers cartpole_10k --small      # sizes for a CPU; installed gymnax
+    python -m wdjax.experiments.benchmarks.peers --peers-path PATH       # on a GPU, five minutes
+    python -m wdjax.experiments.benchmarks.peers cartpole_10k --small    # sizes for a CPU
 
 tag_gridworld, tag_continuous: whole updates of WarpDrive's own yaml, with its CUDA kernels and with
 numba. cartpole_ppo (10,000 replicas x 128 steps, 4 epochs x 4 minibatches; also 4 x 128, with 256
-seeds and with one): whole runs, from a key to the trained state, by PureJaxRL's ppo.py, and by wdjax
-with the same hyperparameters. Environments with a size: random play in gymnax by scans of 200 steps
-with fresh resets, returning the sums of all observations, rewards and end flags; in wdjax by a scan
-of `VectorEnv.step`, and by `wdjax.play`.
+seeds and with one): whole runs, from a key to the trained state, by PureJaxRL's ppo.py, and by
+wdjax with the same hyperparameters. Environments with a size: random play in gymnax by scans of 200
+steps with fresh resets, returning the sums of all observations, rewards and end flags; in wdjax by
+a scan of `VectorEnv.step`, and by `wdjax.play`.
 
 warp_drive.py and purejaxrl.py describe where the baselines are searched (PATH/NAME, then installed
 packages). gymnax 1.0 is in PATH/gymnax with gymnasium (`pip install --no-deps --target`). Matrix

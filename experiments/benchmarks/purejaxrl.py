@@ -18,7 +18,7 @@ import jax
 
 from wdjax.train import TrainConfig, load_config
 
-STEPS = 128  # of a rollout
+STEPS = 128  # per rollout
 
 
 def config_of(num_envs: int, num_updates: int) -> TrainConfig:

@@ -1,22 +1,21 @@
-"""The table of speed: what is measured, at which sizes, and what it has to reach on one NVIDIA H200.
+"""Rows of the benchmark suite: workloads, their sizes, and targets on one NVIDIA H200.
 
-A workload is a preset and changes to it (without a preset: a game at random, nobody learns), measured in up to three
-tiers. Network, batch and algorithm of tag_gridworld and tag_continuous are those of WarpDrive's configurations of these
-names; its rows of other sizes (_105, _1000), cartpole and acrobot are our own workloads, run by it in its way.
+A workload is a preset with changes (without a preset: random actions, no learning), measured in up
+to three tiers. Network, batch and algorithm of tag_gridworld and tag_continuous are from
+WarpDrive's configurations of these names. The other sizes (_105, _1000), cartpole and acrobot are
+our workloads, run by WarpDrive with its own programs.
 
-What others reached was measured by us on one H200: WarpDrive 2.7.1 by the better of its two backends. Figures marked
-NUMBA are of its numba backend; CUDA is its own CUDA kernels without its stopwatches, which we know for tag_gridworld
-(2.90 M env steps/s; numba 2.52 M) and tag_continuous (34 k; numba 42.6 k) only. Its products are float32 (CUDA: tf32),
-ours tf32, but for the rows in bfloat16.
+Numbers of other libraries were measured by us on one H200: WarpDrive 2.7.1 with the better of its
+two backends, NUMBA or CUDA (its own CUDA kernels without stopwatches; known only for tag_gridworld,
+2.90 M env steps/s against 2.52 M with numba, and tag_continuous, 34 k against 42.6 k). Its matrix
+products are float32 (CUDA: tf32); wdjax uses tf32, except in the rows in bfloat16.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from wdjax.train.config.schema import TrainConfig
-from wdjax.train.load import load_config
-from wdjax.train.state.registry import read_config
+from wdjax.train import PolicyConfig, TrainConfig, load_config
 
 STEPPING, INFERENCE, TRAINING, RUNS, STARTUP = TIERS = (
     "stepping",
@@ -36,16 +35,16 @@ TIER_TITLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Env steps a second on one NVIDIA H200."""
+    """Env steps/s on one NVIDIA H200."""
 
     others: float | None
-    """what another library reached there, None: nothing that starts"""
+    """env steps/s of another library; None: it does not start"""
     others_by: str
-    """which library"""
+    """name of the library"""
     must: float
-    """what wdjax has to reach"""
+    """required of wdjax"""
     aim: float
-    """what it aims at then"""
+    """next goal"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,33 +52,33 @@ class Workload:
     """A row of the table, in one or several tiers."""
 
     changes: Mapping[str, Any]
-    """fields of TrainConfig, over the preset's"""
+    """fields of TrainConfig that differ from the preset"""
     small: Mapping[str, Any]
-    """further changes, to a size for a CPU"""
+    """further changes for sizes for a CPU"""
     preset: str = ""
-    """what is changed; empty: an environment without a preset, for stepping only"""
+    """name of the preset; empty: an environment without a preset, for stepping only"""
     targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
-    """by tier, where there is one"""
+    """tier -> target"""
     tiers: tuple[str, ...] = (STEPPING, INFERENCE, TRAINING)
-    """in which it is measured"""
+    """tiers in which the row is measured"""
     num_updates: int = 4
-    """updates (in the tier inference: rollouts) in one timed program"""
+    """updates (inference: rollouts) of one timed program"""
     stepping_length: int = 0
-    """steps of the timed program of the tier stepping; 0: rollout_length"""
+    """steps of the timed stepping program; 0: rollout_length"""
     members: int = 0
-    """seeds that train side by side under vmap, 8 at the size for a CPU; 0: one run"""
+    """seeds that train together under vmap, 8 at small size; 0: one run without vmap"""
     plays: bool = False
-    """whether the tier stepping goes by `wdjax.play` (else by a scan of `VectorEnv.step`)"""
+    """step by `wdjax.play` instead of a scan of `VectorEnv.step`"""
 
     def config(self, small: bool = False) -> TrainConfig:
-        """Returns the configuration at full size, or at that for a CPU."""
+        """Return the configuration at full size, or at small size."""
         changes = {"devices": 1, **self.changes, **(self.small if small else {})}
         if self.preset:
             return load_config(self.preset, **changes)
-        return read_config({"policies": {"agent": {}}, **changes})
+        return TrainConfig(policies={"agent": PolicyConfig()}, **changes)
 
     def num_members(self, small: bool = False) -> int:
-        """Returns the seeds side by side, 0 for one run without vmap."""
+        """Return the number of seeds under vmap, 0 without vmap."""
         return min(self.members, 8) if small else self.members
 
 
@@ -90,7 +89,7 @@ def _crowd(taggers: int, runners: int) -> dict[str, int]:
 NUMBA, CUDA, PUREJAXRL = "WarpDrive 2.7.1, numba", "WarpDrive 2.7.1, CUDA", "PureJaxRL"
 UNROLLED = {"rollout_unroll": 4}
 CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh", **UNROLLED}
-ACTING = (INFERENCE, TRAINING)  # classic games step in rows of their own
+ACTING = (INFERENCE, TRAINING)  # classic control has separate stepping rows
 
 WORKLOADS: dict[str, Workload] = {
     "tag_gridworld": Workload(
@@ -122,7 +121,7 @@ WORKLOADS: dict[str, Workload] = {
         changes={
             "env_params.num_taggers": 999, "env_params.use_full_observation": False, "rollout_length": 10,
         },
-        small={"num_envs": 20}, stepping_length=100,  # whole games, with their resets
+        small={"num_envs": 20}, stepping_length=100,  # whole episodes, with resets
         targets={
             STEPPING: Target(3.79e6, NUMBA, 20e6, 40e6),
             TRAINING: Target(300e3, NUMBA, 1.5e6, 4e6),
@@ -170,7 +169,7 @@ WORKLOADS |= {
 def _games(
     suffix: str, num_envs: int, small: int, rates: Mapping[str, float], must: int, aim: int
 ) -> dict:
-    """Returns the rows of random play with so many replicas; must and aim: times what gymnax reached."""
+    """Return stepping rows of a size; must and aim are multiples of the rates of gymnax."""
     rows = {}
     for game in GAMES:
         rate = rates.get(game)

@@ -1,15 +1,15 @@
 """Measure the benchmark suite, or some of its rows.
 
-    wdjax bench                                    all rows at full size, for a GPU, about 30 minutes
+    wdjax bench                                    all rows at full size on a GPU, about 30 minutes
     wdjax bench --small                            sizes for a CPU
     wdjax bench tag_gridworld cartpole_10k         rows by name, in all of their tiers
     wdjax bench --tier training --json out.json    one tier; also write the numbers as JSON
 
-An env step advances one replica once, with all its agents; an agent step advances one agent once.
-A time (ms) is for one update (training), one rollout (inference) or one step of all replicas
+An env step advances one replica once, with all its agents; an agent step advances one agent once. A
+time (ms) is for one update (training), one rollout (inference) or one step of all replicas
 (stepping): the median over repeats of one compiled program after a warm-up, until its results are
-ready. Each row runs in a separate process. Peak memory is measured by the device if it keeps a count
-(marked *, for the whole process). Otherwise it is the compiler's estimate for the program:
+ready. Each row runs in a separate process. Peak memory is measured by the device if it keeps a
+count (marked *, for the whole process). Otherwise it is the compiler's estimate for the program:
 arguments, results and temporaries. The targets "must" and "aim" are for one NVIDIA H200.
 """
 

@@ -25,7 +25,7 @@ Columns = Mapping[str, Callable[[Result], str]]  # header -> text of a cell; Key
 
 
 class Parser(argparse.ArgumentParser):
-    """Command line of a benchmark: optional row names, and --repeats, --small and --json if timed."""
+    """Command line with row names, if any, and --repeats, --small and --json if `timed`."""
 
     def __init__(
         self,
@@ -87,7 +87,8 @@ def rates(program: Callable[[], Any], repeats: int, env_steps: int, passes: int)
         passes: updates, rollouts or steps of all replicas in one call.
 
     Returns:
-        env_steps_per_second and ms_per_pass of the median call, spread, and the seconds of each call.
+        env_steps_per_second and ms_per_pass of the median call, spread, and the seconds of each
+        call.
     """
     jax.block_until_ready(program())
     seconds = []
@@ -136,7 +137,8 @@ def in_new_process(
     """Call a module-level function in a new process of this installation of wdjax.
 
     Args:
-        function: called with `arguments`; its result, and the arguments, are sent as JSON.
+        function: function with JSON arguments and a JSON result.
+        *arguments: its arguments.
         variables: environment variables to set; an empty value unsets one.
 
     Raises:

@@ -1,13 +1,14 @@
-"""WarpDrive 2.7.1 training its own tag_gridworld.yaml and tag_continuous.yaml, to be timed by turns with wdjax.
+"""WarpDrive 2.7.1 training its own tag_gridworld.yaml and tag_continuous.yaml.
 
-It is looked for in PATH/warp_drive, where PATH is `--peers-path` (it writes into its own folder), else where it is
-installed; torch and numba must be, and its CUDA kernels want nvcc, on the PATH, and CURAND's headers (CPATH):
+It is searched in PATH/warp_drive, where PATH is `--peers-path` (it writes into its own folder),
+then in installed packages. torch and numba must be installed. Its CUDA kernels need nvcc on the
+PATH, and the headers of CURAND (CPATH):
 
-    pip install --no-deps --target PATH/warp_drive rl-warp-drive==2.7.1 gym==0.26.2 gym-notices cloudpickle \\
-        pycuda pytools mako platformdirs siphash24
+    pip install --no-deps --target PATH/warp_drive rl-warp-drive==2.7.1 gym==0.26.2 gym-notices \\
+        cloudpickle pycuda pytools mako platformdirs siphash24
 
-pycuda is compiled by that: with CUDA_ROOT=/usr/local/cuda and LDFLAGS="-L$CUDA_ROOT/lib64/stubs -lcuda" it finds the
-driver's library.
+This compiles pycuda, which finds the driver's library with CUDA_ROOT=/usr/local/cuda and
+LDFLAGS="-L$CUDA_ROOT/lib64/stubs -lcuda".
 """
 
 import importlib
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-UPDATES = {"tag_gridworld": 5, "tag_continuous": 2}  # in a timed call: about a second
+UPDATES = {"tag_gridworld": 5, "tag_continuous": 2}  # of one call, about a second
 ENVS = {
     "tag_gridworld": ("tag_gridworld", "CUDATagGridWorld"),
     "tag_continuous": ("tag_continuous", "TagContinuous"),
@@ -28,7 +29,7 @@ ENVS = {
 
 
 def train(trainer: Any, num_updates: int) -> None:
-    """Does what the trainer's own `train` does in the time that it counts: rollouts and updates, no logs, no saves."""
+    """Run rollouts and updates as the trainer's `train`, without logs and checkpoints."""
     for _ in range(num_updates):
         trainer._generate_rollout_batch()
         trainer._update_model_params(
@@ -37,15 +38,15 @@ def train(trainer: Any, num_updates: int) -> None:
 
 
 def make_trainer(name: str, backend: str) -> Any:
-    """Returns WarpDrive's trainer of its own configuration, ready to train.
+    """Return WarpDrive's trainer for one of its configurations.
 
     Args:
-        name: of its configuration.
-        backend: "pycuda", its CUDA kernels; "numba".
+        name: name of the configuration.
+        backend: "pycuda" (its CUDA kernels) or "numba".
 
     Raises:
-        ImportError: where it, or what it needs, is not there.
-        Exception: whatever else it raises where it does not start.
+        ImportError: if it, or one of its dependencies, is missing.
+        Exception: any other error of WarpDrive.
     """
     for gone, now in (
         ("row_stack", "vstack"),
@@ -90,7 +91,7 @@ def make_trainer(name: str, backend: str) -> Any:
 
 
 def words(backend: str) -> str:
-    """Returns what runs, and by which versions."""
+    """Return the backend and the versions as text."""
     how = "its CUDA kernels" if backend == "pycuda" else "its numba backend"
     libraries = ("torch", "numba" if backend == "numba" else "pycuda", "numpy")
     versions = ", ".join(

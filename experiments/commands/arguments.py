@@ -1,4 +1,4 @@
-"""What the commands take, and what is said of it where it is wrong."""
+"""Arguments of the commands, and their error messages."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ _OF_CALLBACKS = (
 )
 Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
 
-# What a command plays or writes: short in its help, and without "(default: None)" or "(default: )".
+# Runs and files, with short help texts without "(default: None)" or "(default: )".
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Runs = Annotated[
     tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
@@ -47,8 +47,8 @@ PAIRS = {
     "encoder-options": "num_heads 4",
 }
 
-# What tyro says of a value -> our words for it.
-SAID_OF_VALUES = (
+# Pattern of an error by tyro -> our text.
+REWORDED = (
     (r"could not convert string to float: (.*)", r"\1 must be a number"),
     (r"(--\S*?([\w-]+)): Failed to parse key-value pairs!?",
      lambda match: f"{match[1]}: must be name and value pairs, such as {PAIRS.get(match[2], 'NAME VALUE')}"),
@@ -67,7 +67,7 @@ FACTS = tyro.constructors.ConstructorRegistry()
 def facts_in_help(
     info: tyro.constructors.StructTypeInfo,
 ) -> tyro.constructors.StructConstructorSpec | None:
-    """Put "(traced)" before the help of traced fields, and name fields inside a `flat` field without its own name."""
+    """Put "(traced)" before the help of traced fields; omit the name of a `flat` field in flags."""
     if not dataclasses.is_dataclass(info.type) or info in _UNDER_WAY:
         return None
     _UNDER_WAY.append(info)
@@ -95,7 +95,7 @@ def facts_in_help(
 def whole_numbers(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Takes 1e6 for a whole number, as presets and Python do."""
+    """Accept 1e6 as an integer, as presets do."""
     if info.type is not int:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -108,7 +108,7 @@ def whole_numbers(
 def schedules(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Take a number, pairs of an env step and a value, or `fraction` and pairs of a fraction of the run and a value."""
+    """Accept a number, or pairs of env step (after `fraction`: fraction of the run) and value."""
     if info.type != Schedule:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -151,30 +151,34 @@ _UNDER_WAY: list[tyro.constructors.StructTypeInfo] = []
 
 def _told(facts: str, helptext: Any) -> str:
     words = helptext() if callable(helptext) else helptext
-    return " ".join(
-        [facts, *(words or "").split()]
-    ).strip()  # one paragraph: the terminal breaks its lines
+    return " ".join([facts, *(words or "").split()]).strip()  # one paragraph
 
 
 def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
-    """Returns arguments as a dataclass. Raises ValueError where tyro refuses them: its panel becomes one sentence."""
+    """Parse arguments as a dataclass.
+
+    Raises:
+        ValueError: if tyro rejects them; its panel becomes one sentence.
+    """
     for flag, value in flags_of([*arguments, "--"]):
-        require(value or flag not in PATHS, flag, value, "a path")  # "" would be the current folder
+        require(
+            value or flag not in PATHS, flag, value, "a path"
+        )  # "" would mean the current folder
         named = flag != "--callbacks" or not value.startswith("--")
         require(named, flag, "", "followed by a name, such as csv or mine:function")
-    said = io.StringIO()
+    panel = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(panel):
             return tyro.cli(cls, prog=prog, args=arguments, registry=FACTS, **options)
     except SystemExit as ended:
         if ended.code != 2:  # 0: --help
             raise
     policies = getattr(getattr(options.get("default"), "config", None), "policies", ())
-    raise ValueError(mistake(said.getvalue(), arguments, policies))
+    raise ValueError(mistake(panel.getvalue(), arguments, policies))
 
 
 def flags_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (flag, value) of "--flag value" and "--flag=value", before what the flags are is known."""
+    """Yield (flag, value) of "--flag value" and "--flag=value", also of unknown flags."""
     return itertools.pairwise(
         itertools.chain.from_iterable(word.split("=", 1) for word in arguments)
     )
@@ -184,14 +188,15 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
     """Return the error in a panel of tyro as one sentence, with the closest flag.
 
     Args:
-        panel: title, error and hints, separated by horizontal lines, with or without box and colors.
-        arguments: of the command line.
-        policies: names of the policies that a flag without a policy may be meant for.
+        panel: title, error and hints, separated by horizontal lines, with or without box and
+            colors.
+        arguments: arguments of the command line.
+        policies: names of policies, for flags that lack one.
     """
     plain = one_line(re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", " ", panel))
     _, wrong, hints = re.split(r" ?[─-]{3,} ?", plain, maxsplit=2)
     wrong = wrong.split(" Got errors:")[0].rstrip(".")
-    for pattern, words in SAID_OF_VALUES:
+    for pattern, words in REWORDED:
         wrong = re.sub(pattern, words, wrong)
     if choice := re.match(r"invalid choice '(.*)' for .* Expected one of \('(.*)'\)$", wrong):
         allowed = choice[2].split("', '")
@@ -223,7 +228,7 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
 
 
 def require_preset(command: str, arguments: list[str]) -> list[str]:
-    """Returns the arguments of a command that needs a preset first; raises ValueError where there is none."""
+    """Return the arguments of a command; raise ValueError if the first one is no preset."""
     if not arguments or arguments[0].startswith("-"):
         words = "such as tag_small (see wdjax list), or a YAML file"
         raise ValueError(
@@ -233,7 +238,7 @@ def require_preset(command: str, arguments: list[str]) -> list[str]:
 
 
 def require_run(command: str, arguments: Sequence[str]) -> None:
-    """Raises ValueError where a command that plays a run is given nothing."""
+    """Raise ValueError if a command got no run."""
     if not arguments:
         more = f"wdjax {command} --help"
         raise ValueError(
@@ -242,5 +247,5 @@ def require_run(command: str, arguments: Sequence[str]) -> None:
 
 
 def require_seed(seed: int) -> None:
-    """Raises ValueError for a seed that jax would cut off."""
+    """Raise ValueError for a seed that jax would truncate."""
     require(0 <= seed < 2**32, "--seed", seed, "at least 0 and below 2**32")

@@ -1,4 +1,4 @@
-"""wdjax completion: what a shell completes."""
+"""wdjax completion: a completion script for shells."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ FLAGS = {
 
 
 def completion(arguments: list[str]) -> None:
-    """wdjax completion: prints a script for bash (and zsh) that completes commands, presets, flags and files"""
+    """wdjax completion: print a script for bash and zsh."""
     from wdjax.experiments.cli import COMMANDS
 
     if arguments:

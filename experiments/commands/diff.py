@@ -1,4 +1,4 @@
-"""wdjax diff: how two runs, or presets, differ."""
+"""wdjax diff: compare two runs or presets."""
 
 import contextlib
 import itertools
@@ -32,7 +32,7 @@ from wdjax.train.storage.folder import (
 
 
 def diff(arguments: list[str]) -> None:
-    """wdjax diff RUN RUN: fields of their configurations that differ, and the last metrics of each"""
+    """wdjax diff RUN RUN: print different fields of the configurations, and the last metrics."""
     if len(arguments) != 2 or arguments[0].startswith("-"):
         raise ValueError(
             "wdjax diff takes two runs, presets or YAML files, such as: wdjax diff runs/a runs/b"
@@ -59,8 +59,10 @@ def diff(arguments: list[str]) -> None:
 
 
 def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of fields that are not the same in all runs; of a policy that some lack, its algorithm and
-    what is not at its default."""
+    """Return the names of fields that differ between runs.
+
+    Of a policy that some runs lack, these are its algorithm and the fields not at their defaults.
+    """
     first, names = runs[0], dict.fromkeys(itertools.chain.from_iterable(runs))
     options = {name: default_of(field) for name, field in known_fields().items()}
     plain = plain_config(TrainConfig(env="", policies={"": PolicyConfig(options=options)}))
@@ -84,9 +86,9 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def fields_of(run: str) -> dict[str, Any]:
-    """Return dotted field -> value of the configuration of a run or a preset, with the defaults of missing fields.
+    """Return dotted field -> value of a run's or preset's configuration, with defaults.
 
-    No code that it names is imported.
+    Code that the configuration names is not imported.
     """
     file = Path(run) / CONFIG
     if not file.is_file():
@@ -103,9 +105,10 @@ def fields_of(run: str) -> dict[str, Any]:
 
 
 def with_env_params(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a configuration with all env_params; raises as `wdjax.make` for those it has.
+    """Return the fields of a configuration with all env_params; raise as `wdjax.make`.
 
-    Environments of other packages are not imported, since comparing runs must not execute their code.
+    Environments of other packages are not imported, since comparing runs must not execute their
+    code.
     """
     name, prefix = fields["env"], "env_params."
     if ":" in name or name in [entry.name for entry in announced("wdjax.envs")]:
@@ -122,7 +125,7 @@ def with_env_params(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def last_metrics(run: str) -> dict[str, Any]:
-    """Returns the last known values of what a run counts: env steps, lengths, returns, evaluations."""
+    """Return the last env steps, episode metrics, user metrics and evaluations of a run."""
     file, last = Path(run) / "metrics.jsonl", {}
     for row in read_metrics(file) if file.is_file() else ():
         last |= {name: value for name, value in row.items() if value is not None}

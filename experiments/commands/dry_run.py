@@ -1,4 +1,4 @@
-"""wdjax train --dry-run: what a run would be, without training it or writing anything."""
+"""wdjax train --dry-run: describe a run without training or writing files."""
 
 import dataclasses
 import math
@@ -26,10 +26,18 @@ def dry_run(
     callbacks: Sequence[str] = (),
     begun: bool = False,
 ) -> Iterator[str]:
-    """Yields lines: what the configuration says beside defaults, the length of the run, each policy's parameters and
-    batches, what kernels do, and how much memory the compiled program takes. Raises as `Trainer`, of a run that has
-    `begun` or of a new one."""
-    from wdjax.train.trainer import check_run  # takes a while
+    """Yield lines about changed fields, length, parameters, batches, kernels and memory of a run.
+
+    Args:
+        config: configuration of the run.
+        trust: as for `make_learner`.
+        callbacks: names of callbacks, which are checked.
+        begun: whether the run folder contains a run.
+
+    Raises:
+        ValueError, TypeError, OSError: as `Trainer`.
+    """
+    from wdjax.train.trainer import check_run  # slow import
 
     learner = make_learner(config, trust)
     check_run(learner, callbacks, begun)
@@ -55,12 +63,12 @@ def dry_run(
 
 
 def changed_fields(config: TrainConfig) -> list[str]:
-    """Returns "field: value" of all that is not at its default."""
+    """Return "field: value" for every field that is not at its default."""
     policies = {
         name: PolicyConfig(options=type(own.options)()) for name, own in config.policies.items()
     }
     plain = complete_env_params(TrainConfig(env=config.env, policies=policies))
-    usual = flat(plain_config(dataclasses.replace(plain, env="")))  # which game it is is no default
+    usual = flat(plain_config(dataclasses.replace(plain, env="")))  # no default
     own = flat(plain_config(from_mapping(TrainConfig, config)))
     return [
         f"{name}: {value}"
@@ -70,7 +78,7 @@ def changed_fields(config: TrainConfig) -> list[str]:
 
 
 def batches(config: TrainConfig, policy: Policy) -> str:
-    """Return the arithmetic of an update of a policy: transitions, gradient steps, transitions of each."""
+    """Describe an update of a policy: transitions, gradient steps, and transitions per step."""
     agents, options = policy.assignment.num_agents, policy.config.options
     rows = config.env_steps_per_update * agents
     words = f"{rows:,} transitions per update ({config.env_steps_per_update:,} env steps x {agents:,} agents)"

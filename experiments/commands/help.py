@@ -1,4 +1,4 @@
-"""The help of wdjax train and sweep: a screen first, and from there a topic."""
+"""Help of wdjax train and sweep: a first screen, then one topic at a time."""
 
 import contextlib
 import io
@@ -26,7 +26,7 @@ steps) and the learning from it. A chunk is a number of updates that ends with a
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:
-    """Returns the word after --help, "" where none follows; None where nobody asks for help."""
+    """Return the word after --help, "" if it is the last one, None without --help."""
     for i, word in enumerate(arguments):
         if word in ("-h", "--help"):
             return next(iter(arguments[i + 1 : i + 2]), "")
@@ -34,7 +34,7 @@ def help_topic(arguments: Sequence[str]) -> str | None:
 
 
 def screen_of_no_preset() -> str:
-    """Returns the help of wdjax train where no preset is named."""
+    """Return the help of wdjax train without a preset."""
     screen = SCREEN.format(preset="PRESET", name="tag_small")
     return (
         f"{screen}\n\npresets: {', '.join(list_presets())}, or a YAML file (see wdjax list)\n"
@@ -43,10 +43,10 @@ def screen_of_no_preset() -> str:
 
 
 def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
-    """Returns the help of a preset: a screen; with a topic its flags, or all flags whose names hold the word.
+    """Return the help of a preset: a screen, or the flags of a topic (see `of_topic`).
 
     Raises:
-        ValueError: for a topic without flags, naming the topics.
+        ValueError: for a topic without flags; the message lists the topics.
     """
     panels = panels_by_tyro(cls, f"wdjax train {preset}", default=default)
     if not topic:
@@ -61,7 +61,7 @@ def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
 
 
 def panels_by_tyro(cls: type, prog: str, **options: Any) -> dict[str, list[str]]:
-    """Return topic -> the texts of its flags, as tyro describes a dataclass; flags without a prefix are topic "run"."""
+    """Return topic -> texts of its flags in tyro's help; those without a prefix are "run"."""
     screen = io.StringIO()  # without an encoding: tyro writes neither boxes nor colors
     with contextlib.redirect_stdout(screen), contextlib.suppress(SystemExit):
         tyro.cli(cls, prog=prog, args=["--help"], registry=FACTS, **options)
@@ -74,7 +74,11 @@ def panels_by_tyro(cls: type, prog: str, **options: Any) -> dict[str, list[str]]
 
 
 def of_topic(panels: Mapping[str, Sequence[str]], topic: str) -> str:
-    """Returns the flags of a topic, or all whose names hold the word; raises ValueError where there are none."""
+    """Return the flags of a topic, or those whose names contain the word.
+
+    Raises:
+        ValueError: if there are none.
+    """
     word = topic.lstrip("-").replace("_", "-")
     if word == "all" or word in panels:
         chosen = panels if word == "all" else {word: panels[word]}

@@ -16,14 +16,15 @@ from wdjax.train.evaluation.episodes import return_statistics
 
 Rows = Mapping[
     tuple[str, ...], Mapping[str, Mapping[str, Any]]
-]  # who plays each role -> what `statistics` returns
+]  # players of the roles -> `statistics`
 
 
 def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list[Table]:
-    """Returns what is printed: the environment's statistics, the length and each role's return; files hold the rest.
+    """Return tables of the environment's statistics, episode lengths and the return of each role.
 
-    Where two roles have many players, that is a matrix for each quantity, who plays the first role down and the second
-    across; else one table, a row for each combination, with all but returns also as multiples of those of random play.
+    With two roles and many players, there is one matrix per quantity: players of the first role
+    down, of the second role across. Otherwise there is one table with a row per combination, and
+    quantities other than returns are also given as multiples of random play.
     """
     first = next(iter(cells.values()))
     roles = list(first.episode_return)
@@ -64,15 +65,14 @@ def _words(numbers: Mapping[str, Any], random: float | None) -> str:
 
 
 def require_tables(files: Iterable[Path]) -> None:
-    """Raises ValueError, before anything is played, for what `write_matrix` could not write to."""
+    """Raise ValueError for files that `write_matrix` cannot write."""
     for file in files:
         if file.suffix not in (".json", ".csv") or file.is_dir():
             raise ValueError(f"--output {file}: must be a file that ends in .json or .csv")
 
 
 def write_matrix(file: Path, roles: Sequence[str], rows: Rows) -> None:
-    """Writes every number: as JSON, an object for each combination; where the file ends in .csv, a line for each
-    quantity of each combination, for pandas.read_csv."""
+    """Write all numbers as JSON (an object per combination) or .csv (a line per quantity)."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".csv":
         with new_file(file, "w") as out:
@@ -101,12 +101,12 @@ def _csv_lines(roles: Sequence[str], rows: Rows) -> Iterator[list[Any]]:
 
 
 def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:
-    """Yield a warning for every env_param in which a run differs from the first run, whose env_params are used."""
+    """Yield a warning for each env_param that differs from the first run's, which is used."""
     mine = first.state.env_params
     for player in others:
         theirs = player.state.env_params
         if type(theirs) is not type(mine):
-            continue  # another game: cross_play refuses it
+            continue  # another environment: cross_play raises
         for name, value in vars(mine).items():
             a, b = np.asarray(value)[()], np.asarray(getattr(theirs, name))[()]
             if not np.array_equal(a, b):

@@ -1,4 +1,4 @@
-"""wdjax eval, render and export: what has been trained, played and handed on."""
+"""wdjax eval, render and export."""
 
 import dataclasses
 import sys
@@ -36,19 +36,19 @@ from wdjax.train.load import load_named
 
 @dataclasses.dataclass(frozen=True)
 class EvalArguments:
-    """Evaluate runs against each other, random play and scripts, in every combination; mean ± standard error.
+    """Evaluate runs, random play and scripts against each other; mean ± standard error.
 
-    $ wdjax eval runs/a                                                   against random play
-    $ wdjax eval runs/a runs/b@best --opponents random chase_nearest      runs and scripts of one environment
-    $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv       all numbers to a file
+    $ wdjax eval runs/a                                                 against random play
+    $ wdjax eval runs/a runs/b@best --opponents random chase_nearest    runs and scripts
+    $ wdjax eval runs/a --episodes 1024 --greedy --output cells.csv     all numbers to a file
     """
 
     runs: Runs = ()
-    """Folders of one or more runs of one environment. FOLDER@best, FOLDER@newest or FOLDER@120 selects a checkpoint;
-    reference:tag_continuous is a bundled run."""
+    """Folders of one or more runs of one environment. FOLDER@best, FOLDER@newest or FOLDER@120
+    selects a checkpoint; reference:tag_continuous is a bundled run."""
     opponents: Names = ("random",)
-    """Additional opponents for every group that they can control: random, and scripts of the environment (Tag:
-    chase_nearest, flee_nearest)."""
+    """Additional opponents for every group that they can control: random, and scripts of the
+    environment (Tag: chase_nearest, flee_nearest)."""
     checkpoint: str = "newest"
     """Checkpoint of runs without @: newest, best, or a number of updates."""
     episodes: int = 256
@@ -65,7 +65,8 @@ class EvalArguments:
     output: Annotated[
         tuple[Path, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")
     ] = ()
-    """Also write all numbers to these files, with quantiles and per-agent returns: .json or .csv."""
+    """Also write all numbers to these files, with quantiles and per-agent returns: .json or
+    .csv."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +79,14 @@ class RenderArguments:
     """
 
     run: Run
-    """Run folder. FOLDER@best or FOLDER@120 selects a checkpoint; reference:tag_continuous is a bundled run."""
+    """Run folder. FOLDER@best or FOLDER@120 selects a checkpoint; reference:tag_continuous is a
+    bundled run."""
     output: File = None
-    """Output file: .gif, .html (interactive player), .svg, .mp4 (needs ffmpeg) or .png (last state). Default:
-    episode.gif in the run folder, unless --npz is set."""
+    """Output file: .gif, .html (interactive player), .svg, .mp4 (needs ffmpeg) or .png (last
+    state). Default: episode.gif in the run folder, unless --npz is set."""
     npz: File = None
-    """Write the episode as arrays for numpy.load: states, actions, rewards, ends, observations, probabilities,
-    values."""
+    """Write the episode as arrays for numpy.load: states, actions, rewards, ends, observations,
+    probabilities, values."""
     greedy: bool = False
     """Take the most likely actions instead of sampling them."""
     best: bool = False
@@ -98,14 +100,15 @@ class RenderArguments:
 
 @dataclasses.dataclass(frozen=True)
 class ExportArguments:
-    """Export each policy as StableHLO and as arrays, for use without wdjax (pip install "wdjax[export]").
+    """Export each policy as StableHLO and arrays, to use without wdjax (needs "wdjax[export]").
 
-    $ wdjax export runs/a                                       runs/a/export/NAME.stablehlo, NAME.npz
+    $ wdjax export runs/a                                   runs/a/export/NAME.stablehlo, NAME.npz
     $ wdjax export runs/a@best --policies tagger --output out
     """
 
     run: Run
-    """Run folder. FOLDER@best or FOLDER@120 selects a checkpoint; reference:tag_continuous is a bundled run."""
+    """Run folder. FOLDER@best or FOLDER@120 selects a checkpoint; reference:tag_continuous is a
+    bundled run."""
     policies: Annotated[Names, tyro.conf.arg(help_behavior_hint="")] = ()
     """Policies to export (default: all)."""
     output: Annotated[File, tyro.conf.arg(metavar="DIR")] = None
@@ -116,12 +119,12 @@ class ExportArguments:
 
 
 def _folder(run: str) -> Path:
-    """Returns where files of a run go that are given no path; of a "reference:ROW", reference/ROW."""
+    """Return the default folder for files of a run; reference/ROW for a bundled run."""
     return Path(*run.split(":")) if run.startswith("reference:") else split_checkpoint(run)[0]
 
 
 def evaluate(arguments: list[str]) -> None:
-    """wdjax eval RUN [RUN ...] [--opponents NAME ...] [--checkpoint WHICH] [--episodes N] [--greedy] [--output FILE]"""
+    """Run `wdjax eval`."""
     parsed = parse(EvalArguments, "wdjax eval", arguments)
     require_run("eval", parsed.runs)
     which = "best" if parsed.best else parsed.checkpoint
@@ -143,7 +146,7 @@ def evaluate(arguments: list[str]) -> None:
     title = (
         f"{', '.join(parsed.runs)}: {parsed.episodes} episodes each, {how}, mean ± standard error"
     )
-    for file in parsed.output:  # first: nobody may read what is printed to its end (`| head`)
+    for file in parsed.output:  # before printing, which `| head` may cut off
         write_matrix(file, roles, rows)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(title, soft_wrap=True, highlight=False)
@@ -152,7 +155,7 @@ def evaluate(arguments: list[str]) -> None:
 
 
 def render(arguments: list[str]) -> None:
-    """wdjax render RUN [--output FILE] [--npz FILE] [--greedy] [--best] [--seed N] [--fps N]"""
+    """Run `wdjax render`."""
     require_run("render", arguments)
     parsed = parse(RenderArguments, "wdjax render", arguments)
     require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
@@ -173,7 +176,7 @@ def render(arguments: list[str]) -> None:
 
 
 def export(arguments: list[str]) -> None:
-    """wdjax export RUN [--policies NAME ...] [--output DIR] [--best]"""
+    """Run `wdjax export`."""
     require_run("export", arguments)
     parsed = parse(ExportArguments, "wdjax export", arguments)
     learner, state = load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)

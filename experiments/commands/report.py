@@ -1,4 +1,4 @@
-"""wdjax report: one page for one run or several."""
+"""wdjax report: one page about one or several runs."""
 
 import dataclasses
 import functools
@@ -38,20 +38,21 @@ from wdjax.train.load import load_named
 from wdjax.train.storage.folder import CONFIG, MADE_WITH, RESUMABLE, VERSION, require_held
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-# What does not make another configuration: the seed, the machine, and how a run was looked after.
+# Fields that do not distinguish configurations: seed, machine, and how a run was supervised.
 NOT_COMPARED = ("seed", "updates_per_chunk", VERSION, *RESUMABLE)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportArguments:
-    """Write one offline page: differences between runs, curves, cross-play, an interactive episode, versions, device.
+    """Write one offline page: differences, curves, cross-play, an interactive episode, versions.
 
-    $ wdjax report runs/a                                           runs/a/report.html
-    $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html         seeds of one configuration: mean and band
+    $ wdjax report runs/a                                     runs/a/report.html
+    $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html   seeds of a configuration: mean, band
     """
 
     runs: Runs = ()
-    """Folders of one or more runs. FOLDER@best or FOLDER@120 selects the checkpoint for episodes and cross-play."""
+    """Folders of one or more runs. FOLDER@best or FOLDER@120 selects the checkpoint for episodes
+    and cross-play."""
     output: File = None
     """Output file, .html (default: report.html in the folder of the first run)."""
     opponents: Names = ("random",)
@@ -68,7 +69,7 @@ class ReportArguments:
 
 
 def report(arguments: list[str]) -> None:
-    """wdjax report RUN [RUN ...] [--output FILE] [--opponents NAME ...] [--episodes N] [--players N] [--seed N]"""
+    """Run `wdjax report`."""
     parsed = parse(ReportArguments, "wdjax report", arguments)
     require_run("report", parsed.runs)
     folders = [split_checkpoint(run)[0] for run in parsed.runs]
@@ -96,15 +97,19 @@ def report(arguments: list[str]) -> None:
     if parsed.players:
         sections.append(of_players(parsed, load, names[: parsed.players]))
     sections.append(of_machine(names, fields))
-    games = ", ".join(dict.fromkeys(own["env"] for own in fields))
+    envs = ", ".join(dict.fromkeys(own["env"] for own in fields))
     shown = " ".join(["wdjax report", *arguments])
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, page(f"{games}: {', '.join(names)}", f"Written by {shown}", sections))
+    write_text(output, page(f"{envs}: {', '.join(names)}", f"Written by {shown}", sections))
     show(f"Wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Returns (fields of the configuration, rows of metrics.jsonl) of a run; raises where it is none, or has no row."""
+    """Return (configuration fields, rows of metrics.jsonl) of a run.
+
+    Raises:
+        ValueError: if the folder is not a run, or has no metrics.
+    """
     best = folder / "best" / CONFIG
     if best.is_file():
         raise ValueError(f"{folder} is a sweep, not a run. Report its best run, {best.parent}")
@@ -120,26 +125,30 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
 
 def _require_numbers(where: str, row: Row) -> None:
     for name, value in {"env_steps": None, **row}.items():
-        known = isinstance(value, (int, float)) and not abs(value) > FLOAT32_MAX  # NaN is one
+        known = isinstance(value, (int, float)) and not abs(value) > FLOAT32_MAX  # NaN is allowed
         unknown = value is None and name != "env_steps"
         require(known or unknown, f"{where}: {name}", value, "a number within the range of float32")
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Returns what runs are called: the last part of their paths where these differ, else all of them."""
+    """Return the last parts of the paths of runs if they differ, else the whole paths."""
     short = [folder.resolve().name for folder in folders]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
 def compared(fields: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the fields in which configurations differ, but for those that do not make another one."""
+    """Return the fields that distinguish configurations."""
     names = differing(fields)
     return [name for name in names if name.split(".")[0] not in (*NOT_COMPARED, MADE_WITH)]
 
 
 def group_runs(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """Returns configuration, in words -> the places of its runs, which differ in their seeds alone: "gamma 0.9", or of
-    several runs with many fields that differ the name of the first."""
+    """Group runs that differ only in their seeds.
+
+    Returns:
+        name of the configuration -> indices of its runs. The name lists fields ("gamma 0.9"), or is
+        the name of the first run if many fields differ.
+    """
     keys = compared(fields)
     groups: dict[str, list[int]] = {}
     for i, own in enumerate(fields):
@@ -161,7 +170,7 @@ def group_runs(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> dic
 def of_configuration(
     names: Sequence[str], fields: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]]
 ) -> Section:
-    """How configurations differ, and all of the first."""
+    """Show differences between configurations, and all fields of the first one."""
     keys = (
         ["seed", *compared(fields)]
         if len(fields) > 1
@@ -183,7 +192,7 @@ def of_configuration(
 
 
 def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
-    """What each run came to last."""
+    """Show the last metrics of each run."""
     found = [last_metrics(str(folder)) for folder in folders]
     spreads = [spreads_of(own) for own in found]
     shown = dict.fromkeys(key for own in found for key in own if key not in set().union(*spreads))
@@ -192,7 +201,7 @@ def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
 
 
 def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
-    """Learning curves."""
+    """Draw learning curves."""
     several = any(len(runs) > 1 for runs in groups.values())
     words = (
         "Solid lines: training episodes with sampled actions. Dots with dashed lines: evaluations on whole episodes "
@@ -203,7 +212,7 @@ def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
 
 
 def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
-    """How fast each run was; of a member of a sweep, which trained beside others, nobody knows."""
+    """Show the throughput of each run; members of a sweep have none of their own."""
     columns: dict[str, tuple[str, Callable]] = {
         "env steps": ("env_steps", max), "env steps/s, median": ("env_steps_per_second", stats.median),
         "env steps/s, fastest chunk": ("env_steps_per_second", max),
@@ -222,9 +231,9 @@ def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
 def of_matrix(
     parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[str, str, str]]
 ) -> Section:
-    """Who beats whom: the first run of each configuration (name, run, game), and the opponents."""
+    """Evaluate the first run of each configuration (name, run, environment) and the opponents."""
     title = "Cross-play"
-    if len({game for _, _, game in firsts}) > 1:
+    if len({env for _, _, env in firsts}) > 1:
         return Section(title, "", "None: the runs have different environments")
     first, *others = [Player(name, *load(run)) for name, run, _ in firsts]
     cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, name=first.name,
@@ -234,14 +243,14 @@ def of_matrix(
         for cell, episodes in cells.items()
     }
     words = f"{parsed.episodes} episodes each, sampled actions, mean ± standard error"
-    mind = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
+    warnings = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
     which = "; first run of each configuration" if len(parsed.runs) > len(firsts) else ""
     tables = "".join(f"<div>{of_terminal(table)}</div>" for table in matrix_tables(cells, rows))
-    return Section(title, f'{mind}<div class="matrices">{tables}</div>', words + which)
+    return Section(title, f'{warnings}<div class="matrices">{tables}</div>', words + which)
 
 
 def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) -> Section:
-    """An episode of each of the first runs, to play, side by side where there is room."""
+    """Show an interactive episode of each of the first runs."""
     bodies = [_player(parsed, *load(run)) for run in parsed.runs[: len(names)]]
     heads = [f"<p><b>{html.escape(name)}</b></p>" if len(names) > 1 else "" for name in names]
     title = f"An episode of {names[0] if len(names) == 1 else 'each run'}"
@@ -254,22 +263,19 @@ def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) ->
 
 
 def _player(parsed: ReportArguments, learner: Any, state: Any) -> str:
-    """Returns the player of an episode, or why there is none."""
+    """Return the player of an episode, or the reason why there is none."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = save_episode(
                 learner, state, Path(folder) / "episode.html", parsed.seed, fps=parsed.fps
             )
             return IFRAME.format(html.escape(file.read_text(encoding="utf8")), 640)
-    except (
-        NotImplementedError,
-        ValueError,
-    ) as error:  # a game of one's own need not have a drawing
+    except (NotImplementedError, ValueError) as error:  # a custom environment without a drawing
         return f"<p>None: {html.escape(one_line(error))}</p>"
 
 
 def of_machine(names: Sequence[str], fields: Sequence[Mapping[str, Any]]) -> Section:
-    """Versions and the device of each run."""
+    """Show versions and the device of each run."""
     keys = [key for key in dict.fromkeys(key for own in fields for key in own)
             if key == VERSION or key.startswith(f"{MADE_WITH}.")]  # fmt: skip
     table = html_table(

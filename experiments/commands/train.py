@@ -53,15 +53,19 @@ class TrainArguments:
     pictures: bool = True
     """Draw curves.png and episode.gif at the end."""
     debug: bool = False
-    """Enable slow checks: environment contract, asserts of the environment, reused random keys, origin of NaNs."""
+    """Enable slow checks: environment contract, asserts of the environment, reused random keys,
+    origin of NaNs."""
     deterministic: bool = False
-    """On a GPU, make runs reproducible bit for bit, also after resuming. A CPU is always deterministic."""
+    """On a GPU, make runs reproducible bit for bit, also after resuming. A CPU is always
+    deterministic."""
     auto_scale: bool = False
-    """Before a new run, find the fastest num_envs that fits in memory (experiments/auto_scale.py)."""
+    """Before a new run, find the fastest num_envs that fits in memory
+    (experiments/auto_scale.py)."""
     auto_scale_rollout: bool = False
     """Like --auto-scale, for num_envs and rollout_length."""
     coordinator: str | None = None
-    """Multi-process runs: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS). Leave out all three flags under srun."""
+    """Multi-process runs: HOST:PORT of process 0 (JAX_COORDINATOR_ADDRESS). Leave out all three
+    flags under srun."""
     num_processes: int | None = None
     """Number of processes (JAX_NUM_PROCESSES)."""
     process_id: int | None = None
@@ -69,15 +73,13 @@ class TrainArguments:
 
 
 def train(arguments: list[str]) -> None:
-    """wdjax train PRESET [--help [TOPIC]] [--dry-run] [--workdir DIR] [--resume] [--debug] [--FIELD VALUE ...]"""
+    """Run `wdjax train`."""
     topic = help_topic(arguments)
     if topic is not None and arguments[0].startswith("-"):
         print(screen_of_no_preset())
         return
     preset, *changes = with_flat_options(require_preset("train", arguments))
-    if (
-        "--deterministic" in changes
-    ):  # before a preset's environment may compute something: XLA looks but once
+    if "--deterministic" in changes:  # before the first computation: XLA reads its flags once
         make_deterministic()
     raw, default = of_preset(preset, changes)
     if topic is not None:
@@ -92,7 +94,7 @@ def train(arguments: list[str]) -> None:
         return
     trainer_class = import_trainer()
     config = scaled(parsed) if parsed.auto_scale or parsed.auto_scale_rollout else parsed.config
-    cost = cost_of_large(preset_path(preset), raw, parsed)  # before the folder is made
+    cost = cost_of_large(preset_path(preset), raw, parsed)  # before the folder exists
     with no_garbage_collection():
         trainer = trainer_class(
             config, parsed.workdir, parsed.resume, parsed.callbacks, debug=parsed.debug, trust=parsed.trust,
@@ -108,10 +110,13 @@ def train(arguments: list[str]) -> None:
 
 
 def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
-    """Return the shell commands that evaluate, render and report a run, with --trust for its custom modules.
+    """Return the shell commands that evaluate, render and report a run, with --trust if needed.
 
     Args:
-        pictures: whether the run has drawn its pictures. Without episode.gif among them, nothing can be rendered.
+        config: configuration of the run.
+        workdir: folder of the run.
+        pictures: whether the run drew pictures. If it did without episode.gif, it cannot be
+            rendered.
     """
     run = f"./{workdir}" if str(workdir).startswith(("-", REFERENCE)) else str(workdir)
     modules = dict.fromkeys(module for module, _, _ in untrusted_code(config))
@@ -122,7 +127,7 @@ def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
 
 
 def of_preset(preset: str, changes: Sequence[str]) -> tuple[TrainConfig, TrainArguments]:
-    """Returns a preset as it is written, and the arguments of a run of it, before the flags in `changes` are read."""
+    """Return a preset without changes, and the default arguments of a run with its algorithms."""
     raw = load_config(preset, trust=named_modules(changes))
     config = with_algorithms(complete_env_params(raw), changes)
     return raw, TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
@@ -131,7 +136,7 @@ def of_preset(preset: str, changes: Sequence[str]) -> tuple[TrainConfig, TrainAr
 def with_flags(
     preset: str, raw: TrainConfig, default: TrainArguments, changes: list[str]
 ) -> TrainArguments:
-    """Returns the arguments of `of_preset` with flags. Raises ValueError or TypeError for what is wrong with them."""
+    """Return the default arguments changed by flags; raise ValueError or TypeError for bad ones."""
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
     validate(read_config(parsed.config))
@@ -139,8 +144,7 @@ def with_flags(
 
 
 def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:
-    """Returns what a new run in a preset's size costs and which preset is smaller, where it is large for a CPU and
-    there is nothing else; else ""."""
+    """Return the cost and the quick version of a large preset for a new run on a CPU, else ""."""
     cost, size = cost_of(path), ("num_envs", "rollout_length", "total_env_steps")
     whole = all(getattr(parsed.config, name) == getattr(raw, name) for name in size)
     if (
@@ -156,17 +160,16 @@ def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:
 def with_told_env_params(
     config: TrainConfig, raw: TrainConfig, changes: Sequence[str]
 ) -> TrainConfig:
-    """Returns a configuration whose env_params are those of the preset and of flags, and the rest anew: what is the
-    default of one may depend on another, as the settings of a surface do."""
+    """Recompute env_params that neither the preset nor flags set: defaults may depend on others."""
     flags = {flag.replace("-", "_") for flag, _ in flags_of(changes)}
-    told = lambda name: name in raw.env_params or f"__env_params.{name}" in flags  # noqa: E731
-    params = {name: value for name, value in config.env_params.items() if told(name)}
+    is_set = lambda name: name in raw.env_params or f"__env_params.{name}" in flags  # noqa: E731
+    params = {name: value for name, value in config.env_params.items() if is_set(name)}
     return complete_env_params(dataclasses.replace(config, env_params=params))
 
 
 def named_modules(changes: Sequence[str]) -> list[str]:
     """Return the modules that flags name: after --trust, and in code, "package.module:Name"."""
-    places = (*PATHS, "--coordinator")  # a folder "os:a" names no module
+    places = (*PATHS, "--coordinator")  # a path such as "os:a" is not a module
 
     def is_code(flag: str, module: str, found: str) -> bool:
         is_path = flag in places or flag.endswith((".checkpoint", "-file"))
@@ -183,7 +186,7 @@ def named_modules(changes: Sequence[str]) -> list[str]:
 def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
     """Return a preset with the algorithms that flags name, so that flags exist for their options.
 
-    Options of the preset's algorithm that the new one has, too, keep their values.
+    Options that both algorithms have keep their values.
 
     Raises:
         ValueError, TypeError: for an unknown algorithm, naming the field.
@@ -202,12 +205,12 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
 
 
 def with_flat_options(changes: Sequence[str]) -> list[str]:
-    """Return flags with options named flat: until 0.2 they were `--policies.NAME.ddpg.tau` or `.options.tau`."""
+    """Return flags with flat options; 0.2 had `--policies.NAME.ddpg.tau` and `.options.tau`."""
     return [re.sub(r"^(--policies\.[^.=]+)\.(options|ddpg)\.", r"\1.", word) for word in changes]
 
 
 def scaled(parsed: TrainArguments) -> TrainConfig:
-    """Returns the configuration in the size that --auto-scale finds, or that the run in the folder has."""
+    """Return the configuration with the size found by --auto-scale, or of the run to resume."""
     from wdjax.train.trainer import check_run
 
     if (parsed.workdir / CONFIG).exists():

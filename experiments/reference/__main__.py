@@ -1,4 +1,4 @@
-"""python -m wdjax.experiments.reference"""
+"""Run python -m wdjax.experiments.reference."""
 
 from wdjax.experiments.reference.rerun import main
 

@@ -1,12 +1,12 @@
 """Measure reference rows again, compare them with the stored results and write README.md.
 
     python -m wdjax.experiments.reference                       # all rows, or the named ones
-    python -m wdjax.experiments.reference acrobot --update      # store new numbers, curves and bands
-    python -m wdjax.experiments.reference --redraw              # rewrite README.md and the pictures from stored results
+    python -m wdjax.experiments.reference acrobot --update      # store numbers and curves
+    python -m wdjax.experiments.reference --redraw              # only rewrite README.md, pictures
 
-The exit status is 1 if a number misses its target or lies outside its stored band. A stored result contains the preset,
-seeds, env steps, times, machine, every number of every seed, its band and the training curves. The policies of the
-first seed are stored too (`wdjax eval reference:ROW`).
+The exit status is 1 if a number misses its target or lies outside its stored band. A stored result
+contains the preset, seeds, env steps, times, machine, every number of every seed, its band and the
+training curves. The policies of the first seed are stored too (`wdjax eval reference:ROW`).
 """
 
 import argparse
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def rerun(name: str, parsed: argparse.Namespace) -> list[str]:
-    """Measure a row, print its numbers and store them on request. Return a sentence for each problem."""
+    """Measure a row, print its numbers, store them on request, and return its problems."""
     row, stored = ROWS[name], read_result(name, parsed.folder)
     result, first = measure(row)
     problems = misses(name, row, result)
@@ -169,7 +169,7 @@ def what_is_learned(preset: str) -> dict[str, Any]:
 
 
 def schedules_in_env_steps(raw: Any, total: int) -> Any:
-    """Return the raw fields of a preset with schedules in env steps, as stored results have them."""
+    """Return raw fields with schedules in env steps, as in stored results."""
     if not isinstance(raw, dict):
         return raw
     if raw.keys() == {"fraction"}:
@@ -180,9 +180,9 @@ def schedules_in_env_steps(raw: Any, total: int) -> Any:
 def summarize(values: list[float]) -> dict[str, Any]:
     """Return the mean over seeds, its band and the value of every seed.
 
-    The band is mean +- 4 s sqrt(2 / n), and at least 2 % of the mean on each side. s is the sample standard deviation
-    of n seeds; s sqrt(2 / n) is the standard deviation of the difference of two such means. Another machine counts as
-    other seeds.
+    The band is mean +- 4 s sqrt(2 / n), and at least 2 % of the mean on each side. s is the sample
+    standard deviation of n seeds; s sqrt(2 / n) is the standard deviation of the difference of two
+    such means. Another machine counts as other seeds.
     """
     numbers = np.array(values, np.float64)
     mean = float(numbers.mean())
@@ -204,7 +204,8 @@ def rounded(value: float) -> float:
 def curve(learner: Learner, metrics: list[Mapping[str, np.ndarray]]) -> dict[str, Any]:
     """Return the training return of each policy: interquartile mean over seeds and its interval.
 
-    Updates are grouped in up to CURVE_POINTS bins. A bin is null if no episode of some seed ended in it.
+    Updates are grouped in up to CURVE_POINTS bins. A bin is null if no episode of some seed ended
+    in it.
     """
     num_updates = learner.config.num_updates
     bins = np.array_split(np.arange(num_updates), min(CURVE_POINTS, num_updates))
@@ -337,7 +338,7 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
 
 
 def knots(policy: Mapping[str, Any], last: float) -> dict[tuple[float, ...], list[str]]:
-    """Return {env steps before `last` at which the slope of a schedule changes: fields with these schedules}."""
+    """Return {env steps before `last` at which the slope of a schedule changes: its fields}."""
     turns: dict[tuple[float, ...], list[str]] = {}
     for field, value in flat(policy).items():
         if isinstance(value, list) and value and all(isinstance(pair, list) for pair in value):
@@ -349,7 +350,7 @@ def knots(policy: Mapping[str, Any], last: float) -> dict[tuple[float, ...], lis
 
 
 def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
-    """Draw the training return of every policy with its interval, changes of schedules and the greedy evaluation.
+    """Draw the training return of every policy with its interval, schedules and evaluation.
 
     Older stored results contain a range over seeds in place of the interval.
     """

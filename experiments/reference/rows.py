@@ -32,7 +32,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One reference row; `measure(learner, state, metrics, key)` returns the numbers named by `targets`."""
+    """One reference row; `measure(learner, state, metrics, key)` returns numbers by name."""
 
     preset: str
     measure: Callable[[Learner, TrainState, Mapping[str, np.ndarray], jax.Array], Measured]
@@ -56,7 +56,7 @@ def greedy_return(
     key: jax.Array,
     episodes: int = 1_000,
 ) -> Measured:
-    """Return the mean return of complete episodes from fresh starts with the most likely actions."""
+    """Return the mean return of complete fresh episodes with the most likely actions."""
     [returns] = evaluate(learner, state, key, episodes, greedy=True).episode_return.values()
     return {RETURN: float(returns.mean())}
 
@@ -68,7 +68,7 @@ def steps_until(
     key: jax.Array,
     level: float,
 ) -> Measured:
-    """Return the env steps until the training return reached `level`, or infinity; see `first_reached`."""
+    """Return the env steps until the training return reached `level`; see `first_reached`."""
     [name] = learner.config.policies
     update = first_reached(metrics[f"{name}/episode_return"], metrics["episodes"], level)
     return {f"env steps until {level:g}": (update + 1) * learner.config.env_steps_per_update}
@@ -77,10 +77,11 @@ def steps_until(
 def first_reached(
     episode_return: np.ndarray, episodes: np.ndarray, level: float, window: int = 5
 ) -> float:
-    """Return the first update at which the mean return over `window` updates is at least `level`, or infinity.
+    """Return the first update with a mean return over `window` updates of `level`, or infinity.
 
     Args:
-        episode_return: [num_updates], mean return of the episodes that ended in an update; NaN without any.
+        episode_return: [num_updates], mean return of the episodes that ended in an update; NaN
+            without any.
         episodes: [num_updates], number of these episodes.
         level: return to reach.
         window: number of updates to average over.

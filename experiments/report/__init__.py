@@ -1,1 +1,1 @@
-"""A page of one run or several, to send to a colleague: wdjax report."""
+"""Curves and page of `wdjax report`."""

@@ -1,4 +1,4 @@
-"""Learning curves of runs on a page: the seeds of a configuration become one line with a band."""
+"""Learning curves of a report; the seeds of a configuration become one line with a band."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from wdjax.train.host.plots import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 100  # of a line over runs that do not look at the same env steps
+POINTS = 100  # per line over runs with different env steps
 LINES = [COLORS[name][0] for name in ("blue", "orange", "green", "magenta", "red", "grey")]
 BAND = "the band is the 95 % bootstrap interval of the interquartile mean (of the mean with fewer than four seeds)"
 SPEED = "training speed [env steps/s]"
@@ -31,23 +31,24 @@ SPEED = "training speed [env steps/s]"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve:
-    """A quantity of one run or of several seeds over env steps; the ends of the band are NaN where there is none."""
+    """A quantity of one or several seeds over env steps; the ends of a missing band are NaN."""
 
     steps: np.ndarray  # [K] env steps
-    middle: np.ndarray  # [K] of one run its value, of several their interquartile mean
+    middle: np.ndarray  # [K] value of one run, or interquartile mean
     low: np.ndarray  # [K]
     high: np.ndarray  # [K]
     seeds: int
 
 
 def pooled(runs: Sequence[Sequence[Row]], field: str) -> Curve | None:
-    """Return the curve of a field of metrics.jsonl over runs, None where they have no env steps in common.
+    """Return the curve of a field of metrics.jsonl over runs, or None without common env steps.
 
-    Runs with numbers after other env steps are interpolated linearly. The curve covers the env steps that all runs
-    with a number have: it begins with the last of them and ends with the first.
+    Runs with other env steps are interpolated linearly. The curve covers the env steps that all
+    runs cover.
 
     Args:
-        runs: the rows of each.
+        runs: the rows of each run.
+        field: name of the metric.
     """
     own = [
         [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
@@ -68,11 +69,13 @@ def pooled(runs: Sequence[Sequence[Row]], field: str) -> Curve | None:
 
 
 def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
-    """Returns the panels of a page as SVG: of one configuration a line for each policy, of several a panel for each
-    policy with a line for each configuration.
+    """Return the panels of a page as SVG.
+
+    One configuration has a line for each policy. Several have a panel for each policy, with a line
+    for each configuration.
 
     Args:
-        groups: name of a configuration -> the rows of each of its runs, at least one row of each.
+        groups: configuration -> the rows of each of its runs, at least one per run.
     """
     found: dict[str, dict[str, str]] = {}
     for rows in (rows for runs in groups.values() for rows in runs):
@@ -87,7 +90,7 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
         panels = [sorted(lines)] if len(groups) == 1 else [
             sorted(line for line in lines if line[2] == field) for field in curves.values()
         ]  # fmt: skip
-        for panel in filter(None, panels):  # a run of few metrics may have no line of a kind
+        for panel in filter(None, panels):  # panels without a line
             chosen = []
             for group, name, field in panel:
                 chosen.append(
@@ -96,7 +99,7 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
                 if field in evaluated:
                     words = f"{chosen[-1][0]}, evaluated".removeprefix(", ")
                     chosen.append((words, pooled(groups[group], f"eval/{field}"), "o--"))
-            unnamed = len(curves) > 1 or panel[0][1] not in label  # a policy may be called "e"
+            unnamed = len(curves) > 1 or panel[0][1] not in label  # a policy may have a short name
             who = f", {panel[0][1]}" if len(groups) > 1 and unnamed else ""
             drawn.append(
                 _draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen)
@@ -105,7 +108,7 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
 
 
 def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | None:
-    """Returns one panel as SVG; what is evaluated has the color of the line before it. None without any curve."""
+    """Return one panel as SVG, or None without a curve; evaluations share a line's color."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.2), layout="constrained")
@@ -136,7 +139,7 @@ def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | 
 
 
 def _draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -> bool:
-    """Draws a line and its band. Returns whether there is one."""
+    """Draw a line and its band. Return whether the band exists."""
     seeds = f" ({curve.seeds} seeds)" if curve.seeds > 1 else ""
     known = ~np.isnan(curve.middle)
     style = "o" if known.sum() == 1 else style

@@ -1,4 +1,4 @@
-"""The page of `wdjax report`: one HTML file, without network, in both color schemes, for wide and narrow windows."""
+"""The page of `wdjax report`: one HTML file without network access, in both color schemes."""
 
 import dataclasses
 import html
@@ -35,7 +35,7 @@ NUMBER = rf'(?<=</td><td style="{CELL})">(-?\d+\.\d+) ±'  # in a cell after the
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page: a title, HTML, and words under the title that say how it was made."""
+    """A part of the page: a title, HTML, and a description below the title."""
 
     title: str
     body: str
@@ -43,7 +43,7 @@ class Section:
 
 
 def page(title: str, words: str, sections: Sequence[Section]) -> str:
-    """Returns the page; titles and words are escaped, bodies stand as they are."""
+    """Return the page; titles and words are escaped, bodies are HTML."""
     parts = [
         f"<section><h2>{html.escape(own.title)}</h2><p>{html.escape(own.words)}</p><div>{own.body}</div></section>"
         for own in sections
@@ -59,13 +59,12 @@ def page(title: str, words: str, sections: Sequence[Section]) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """Returns HTML that shows when somebody asks for it."""
+    """Return HTML that is shown on a click."""
     return f"<details><summary>{html.escape(summary)}</summary>{body}</details>"
 
 
 def of_terminal(table: Table) -> str:
-    """Returns a table for a terminal as HTML; in one with a title, of a single quantity, "0.25 ± 0.14" stands on a
-    ground that is the denser the greater the number."""
+    """Return a terminal table as HTML; in titled tables, larger numbers have darker backgrounds."""
     rows = zip(*(column.cells for column in table.columns), strict=True)
     body = html_table(rows, [column.header for column in table.columns], str(table.title or ""))
     numbers = [float(number) for number in re.findall(NUMBER, body)]
