@@ -64,9 +64,9 @@ test-all: $(DEV_STAMP)
 # Further folders of tests are formatted by the issue "A spine you can read".
 FORMATTED_TESTS := tests/*.py $(addprefix tests/,adapters adversary envs later) \
 	$(addprefix tests/train/,*.py config devices evaluation host kernels learner networks rollout \
-	population state storage) tests/experiments/test_sweep*.py
+	population state storage) tests/experiments/*.py
 
-FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks reference report sweep *.py) \
+FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks commands reference report sweep *.py) \
 	$(addprefix train/,evaluation population rollout)
 
 lint: $(DEV_STAMP)

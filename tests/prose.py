@@ -54,6 +54,12 @@ PARTS = {
     "wdjax": ["wdjax/**/*.py"],
     "envs": ["envs/**/*.py", "envs/**/*.yaml"],
     "examples": ["experiments/examples/*.py"],
+    "benchmarks": ["experiments/benchmarks/*.py", "experiments/reference/*.py"],
+    "commands": ["experiments/cli.py", "experiments/commands/*.py", "experiments/report/*.py"],
+    "tests of experiments": [  # without sweeps
+        "tests/experiments/[cs]*.py",
+        "tests/experiments/test_[!aos]*.py",
+    ],
     "messages": ["train/**/*.py", "experiments/**/*.py"],
     "tests": ["tests/*.py", "tests/adapters/*.py", "tests/envs/*.py", "tests/later/*.py"],
     "tests of training": [

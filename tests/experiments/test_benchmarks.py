@@ -1,4 +1,4 @@
-"""The benchmark suite: its rows are those of the table of speed, it times what it says, it refuses in a sentence."""
+"""The benchmark suite: rows match the table of targets, programs are timed, errors are clear."""
 
 import dataclasses
 import json
@@ -22,8 +22,8 @@ from wdjax.train.rollout.scan import rollout
 M, G = 1e6, 1e9
 A2C, PPO = ("A2C", "relu", 1, 1), ("PPO", "tanh", 4, 4)
 
-# Row -> (environment, its groups, replicas, steps of a rollout, hidden layers, (algorithm, activation, epochs,
-# minibatches) of every policy, tier -> (others, must, aim)), written off the table by hand.
+# Row -> (environment, its groups, replicas, steps of a rollout, hidden layers, (algorithm,
+# activation, epochs, minibatches) of every policy, tier -> (others, must, aim)), by hand.
 TRAINED = {
     "tag_gridworld": ("tag_gridworld", (4, 1), 2_000, 100, (32, 32), A2C, {"training": (2.90 * M, 60 * M, 150 * M)}),
     "tag_continuous": (
@@ -77,12 +77,12 @@ def refused(arguments, capsys):
     return said
 
 
-def test_the_rows_are_those_of_the_table():
+def test_rows_match_the_table():
     assert set(WORKLOADS) == set(TRAINED) | WORLDS | set(PLAYED) | set(HALVED)
 
 
 @pytest.mark.parametrize("name", sorted(WORLDS))
-def test_a_row_of_a_world_is_its_preset_but_for_the_replicas(name):
+def test_rows_of_worlds_change_only_the_replicas(name):
     row = WORKLOADS[name]
     for small in (False, True):
         config = row.config(small)
@@ -91,7 +91,7 @@ def test_a_row_of_a_world_is_its_preset_but_for_the_replicas(name):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_trained_row_is_that_of_the_table(name):
+def test_trained_rows_match_the_table(name):
     row, (env, groups, num_envs, steps, hidden, learning, targets) = WORKLOADS[name], TRAINED[name]
     config = row.config()
     made, _ = wdjax.make(config.env, **config.env_params)
@@ -122,7 +122,7 @@ def test_a_trained_row_is_that_of_the_table(name):
 
 
 @pytest.mark.parametrize("name", HALVED)
-def test_a_row_of_half_precision_is_the_whole_one_but_for_that(name):
+def test_bfloat16_rows_change_only_the_dtype(name):
     row, whole = WORKLOADS[name], WORKLOADS[name.removesuffix("_bf16")]
     policies = {
         policy: dataclasses.replace(
@@ -135,7 +135,7 @@ def test_a_row_of_half_precision_is_the_whole_one_but_for_that(name):
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_a_row_of_random_play_is_that_of_the_table(name):
+def test_stepping_rows_match_the_table(name):
     row, target = WORKLOADS[name], PLAYED[name]
     config, game, size = row.config(), *name.removesuffix("_play").rsplit("_", 1)
     assert row.plays == name.endswith("_play")
@@ -154,7 +154,7 @@ def test_a_row_of_random_play_is_that_of_the_table(name):
     assert numbers(row.targets) == expected
 
 
-# Every kind of program once, at full size: shapes only, nothing is compiled.
+# Every kind of program once at full size, without compilation.
 @pytest.mark.parametrize(
     ("name", "tier", "passes"),
     [
@@ -164,7 +164,7 @@ def test_a_row_of_random_play_is_that_of_the_table(name):
         ("cartpole_ppo_256_seeds", "inference", 20),
     ],
 )  # fmt: skip
-def test_a_row_can_be_built(name, tier, passes):
+def test_programs_have_the_documented_shapes(name, tier, passes):
     row = WORKLOADS[name]
     program, config = make_program(row, tier), row.config()
     shapes = jax.eval_shape(program.function, *jax.eval_shape(program.start))
@@ -201,7 +201,7 @@ def test_random_play_sums_everything():
     """One step by hand: each observation, reward and end flag once."""
     env, params = wdjax.make(
         "cartpole", episode_length=1
-    )  # ends in this step: what is observed is the next start
+    )  # ends in this step, so that obs is the next start
     replicas = wdjax.vectorize(env, 3)
     _, state = replicas.reset(jax.random.key(0), params)
     key = jax.random.key(1)
@@ -216,7 +216,7 @@ def test_random_play_sums_everything():
     np.testing.assert_allclose(step_at_random(replicas, 1, key, state, params), expected, rtol=1e-6)
 
 
-def test_inference_is_the_rollout(quick_compile):
+def test_inference_sums_the_rollout(quick_compile):
     learner = make_learner(TINY.config())
     state = learner.init(jax.random.key(0))
     after, total = jax.jit(lambda state: act(learner, 1, state))(state)
@@ -277,7 +277,7 @@ def test_short_numbers(value, words):
 
 
 def test_suite_prints_a_table_and_writes_json(monkeypatch, capsys, tmp_path):
-    """Each row is measured once, tier by tier; a failed row ends the command with status 1 after the others."""
+    """Each row is measured once, tier by tier; a failed row sets status 1 at the end."""
     rate = {
         "env_steps_per_second": 3e7,
         "agent_steps_per_second": 1.5e8,
@@ -358,7 +358,7 @@ def tables(out):
         (["--json", "."], "is a directory"),
     ],
 )
-def test_refusals(arguments, words, capsys, monkeypatch, tmp_path):
+def test_bad_arguments_are_rejected(arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(
         "JAX_COMPILATION_CACHE_DIR", "unused"
@@ -382,7 +382,7 @@ def test_runs_without_tyro():
 
 
 @pytest.mark.slow
-def test_a_row_in_a_process_of_its_own(tmp_path):
+def test_a_row_runs_in_a_new_process(tmp_path):
     file = tmp_path / "out.json"
     command = [
         sys.executable,
@@ -404,7 +404,7 @@ def test_a_row_in_a_process_of_its_own(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nearest_neighbors_kernel", "neighbor_rows_kernel"])
-def test_a_kernel_that_finds_others_is_told(name, monkeypatch):
+def test_wrong_neighbors_raise(name, monkeypatch):
     assert agreement.compare_neighbors(12, 3).endswith("indices differ in 0, rows differ in 0")
     kernel = getattr(agreement, name)
     monkeypatch.setattr(
@@ -417,7 +417,7 @@ def test_a_kernel_that_finds_others_is_told(name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_preset_runs_as_users_run_it():
+def test_runs_measure_a_preset_with_the_trainer():
     result = runs.measure("cartpole_ppo", 0.1)
     assert result["chunks"] >= 2
     assert result["updates_per_chunk"] > 20  # 2 s of updates of some milliseconds
@@ -429,14 +429,14 @@ def test_a_preset_runs_as_users_run_it():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
-def test_memory_of_a_run_is_read_while_it_trains():
+def test_memory_is_read_during_training():
     seen = memory.train(300)
     assert [chunk for chunk, _ in seen] == [100, 200, 300]
     assert all(50e6 < rss < 20e9 for _, rss in seen)
 
 
 @pytest.mark.slow
-def test_startup_runs_the_command():
+def test_startup_measures_the_stages_of_train():
     changes = ["--num-envs", "2", "--rollout-length", "2", "--seed", "3"]
     result = startup.measure(repeats=1, changes=changes)
     for seconds in (result["cold"], result["warm"]):

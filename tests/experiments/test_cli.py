@@ -1,4 +1,4 @@
-"""The command line, in process: what it prints, writes and refuses."""
+"""The command line in this process: output, files and errors."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ def run(tmp_path_factory):
 
 
 def refused(arguments, capsys):
-    """Runs a command that must end with status 2; returns what it said, in one line."""
+    """Run a command that must end with status 2, and return its error line."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -81,7 +81,7 @@ cli.main(["train", "tag_small", "--workdir", *sys.argv[1:]])
     ([], {"connected": False, "flax": False}),
     (["--num-processes", "1", "--process-id", "0", "--coordinator", "here:1"], {"connected": True, "flax": True}),
 ])  # fmt: skip
-def test_the_device_wakes_up_while_wdjax_is_imported_or_once_it_is_connected(flags, said, tmp_path):
+def test_the_device_starts_during_imports_or_after_connecting(flags, said, tmp_path):
     command = [sys.executable, "-c", ORDER, str(tmp_path), *flags]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.stderr.splitlines()[-1] == f"wdjax: {said | {'wdjax.train.trainer': False}}"
@@ -97,9 +97,7 @@ def test_the_device_wakes_up_while_wdjax_is_imported_or_once_it_is_connected(fla
     (["tag_small", "--deterministic"], False), (["tag_small", "--dry_run"], False), (["tag_small", "--trust=a"], False),
     (["tag_small", "--process_id=0"], False), (["tag_small", "--callbacks", "my:f"], False),
 ])  # fmt: skip
-def test_a_device_wakes_at_once_for_who_has_nothing_to_tell_jax_before(
-    arguments, at_once, monkeypatch
-):
+def test_a_device_starts_early_only_without_flags_for_jax(arguments, at_once, monkeypatch):
     assert cli.wakes_at_once("train", arguments) == at_once
     assert not cli.wakes_at_once("eval", arguments)
     monkeypatch.setenv("JAX_PROCESS_ID", "0")
@@ -107,7 +105,7 @@ def test_a_device_wakes_at_once_for_who_has_nothing_to_tell_jax_before(
 
 
 def test_a_device_that_fails_at_once_fails_the_run(monkeypatch, capsys, tmp_path):
-    """jax itself says it once, and goes on on the CPU."""
+    """jax itself reports it once and continues on the CPU."""
     failed = Future()
     failed.set_exception(OSError("no driver"))
     monkeypatch.setattr(cli, "wake_device", lambda: failed)
@@ -144,7 +142,7 @@ def test_eval_prints_the_cross_play_table(run, capsys, tmp_path):
 
 
 def test_eval_between_checkpoints_and_scripts(run, capsys, tmp_path, monkeypatch):
-    """A matrix for each quantity, and a line for each quantity of each combination in the CSV."""
+    """Print a matrix per quantity, and write a CSV line per quantity and combination."""
     monkeypatch.chdir(run.parent)
     output = tmp_path / "new" / "cells.csv"
     players = ["tag", "tag@1", "random", "chase_nearest"]
@@ -171,8 +169,8 @@ def test_eval_between_checkpoints_and_scripts(run, capsys, tmp_path, monkeypatch
     assert f"{float(lines[1]['mean']):.2f} ± {float(lines[1]['standard_error']):.2f}" in out
 
 
-def test_eval_says_whose_env_params_count(run, tmp_path):
-    """Runs of one game may have been trained with other params: the first run's are played, and that is said."""
+def test_eval_warns_of_different_env_params(run, tmp_path):
+    """Runs may have different env_params: the first run's are used, with a warning."""
     learner, state = load_run(run)
     wider = state.replace(env_params=state.env_params.replace(tagging_distance=jnp.float32(0.05)))
     others = [Player("same", learner, state), Player("b", learner, wider)]
@@ -208,7 +206,7 @@ def test_list_names_environments_and_presets(capsys):
         assert name in out
 
 
-def test_resume_goes_on(run, capsys, monkeypatch):
+def test_resume_continues(run, capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     main(
         ["train", "tag_small", "--workdir", str(run), *TINY, "--total-env-steps", "96", "--resume"]
@@ -260,14 +258,14 @@ def test_resume_goes_on(run, capsys, monkeypatch):
         (["list", "all"], "takes no arguments"),
     ],
 )
-def test_bad_input_is_refused_in_words(run, arguments, words, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_sentence(run, arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = [argument.replace("RUN", str(run)) for argument in arguments]
     assert words in refused(arguments, capsys)
     assert not (tmp_path / "runs").exists()
 
 
-def test_help_is_a_screen_and_then_all(capsys):
+def test_help_is_one_screen_and_lists_topics(capsys):
     main(["train", "tag_small", "--help"])
     screen = capsys.readouterr().out.splitlines()
     assert len(screen) <= 30

@@ -1,4 +1,4 @@
-"""What starts a run on a cluster: as far as it can be looked at without one."""
+"""Cluster scripts, checked without a cluster."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import yaml
 CLUSTER = Path(__file__).parents[2] / "experiments" / "cluster"
 
 
-def test_every_file_says_its_purpose_and_command():
+def test_every_file_documents_its_purpose_and_command():
     commands = {
         "Dockerfile": "docker build -f",
         "slurm.sh": "sbatch",
@@ -48,7 +48,7 @@ def test_pods_find_each_other():
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Runs slurm.sh where srun ends with a status; returns (status, what was said)."""
+    """Run slurm.sh with an srun that ends with a status; return (status, output)."""
 
     def submit(status, *arguments):
         for name, lines in {
@@ -70,7 +70,7 @@ def slurm(tmp_path):
     return submit
 
 
-def test_slurm_runs_and_queues_again_what_was_stopped(slurm):
+def test_slurm_requeues_a_stopped_run(slurm):
     called = "srun --gpu-bind=none .venv/bin/wdjax train cartpole --workdir my runs --resume\n"
     assert slurm(0, "cartpole", "--workdir", "my runs") == (0, called)
     assert slurm(1, "cartpole", "--workdir", "my runs") == (1, called)

@@ -1,4 +1,4 @@
-"""Commands that train nothing: what a preset costs, how runs differ, what a shell completes, a dry run."""
+"""Commands without training: list, diff, completion, --dry-run."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def no_user_cache(monkeypatch, tmp_path):
     ("# A game. Expected: 475.\n", 20, "20 env steps"),
     ("# A game.\nx: 1\n# Costs: not in the header.\n", 20, "20 env steps"),
 ])  # fmt: skip
-def test_what_a_preset_costs(tmp_path, header, steps, words):
+def test_list_shows_the_cost_of_a_preset(tmp_path, header, steps, words):
     file = tmp_path / "preset.yaml"
     file.write_text(
         header + ("" if steps is None else f"total_env_steps: {steps}\n") + "env: cartpole\n"
@@ -49,7 +49,7 @@ def a_run(folder, metrics, **changes):
     return str(folder)
 
 
-def test_diff_names_what_differs_and_runs_no_code(tmp_path, capsys):
+def test_diff_lists_differences_without_imports(tmp_path, capsys):
     first = a_run(tmp_path / "a", '{"env_steps": 8, "agent/episode_return": 1.5, "loss": 3}\n')
     rows = '{"env_steps": 4, "agent/episode_return": 2.25}\n{"env_steps": 8, "agent/episode_return": null}\n'
     second = a_run(
@@ -68,7 +68,7 @@ def test_diff_names_what_differs_and_runs_no_code(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == "The configurations are the same"
 
 
-def test_diff_says_that_it_takes_no_checkpoint(tmp_path, capsys):
+def test_diff_rejects_checkpoints(tmp_path, capsys):
     first = a_run(tmp_path / "a", "")
     with pytest.raises(SystemExit, match="2"):
         main(["diff", f"{first}@best", first])
@@ -96,7 +96,7 @@ def test_diff_lists_env_params_that_differ(params, tmp_path, capsys):
     assert f"env_params.{list(params)[-1]}" in capsys.readouterr().out
 
 
-def test_of_a_policy_that_one_lacks_the_defaults_are_not_listed():
+def test_diff_omits_defaults_of_a_missing_policy():
     ours = {
         "policies.a.algorithm": "PPO",
         "policies.a.gamma": 0.9,
@@ -111,7 +111,7 @@ def test_of_a_policy_that_one_lacks_the_defaults_are_not_listed():
     ]
 
 
-def test_a_shell_completes(capsys, tmp_path):
+def test_completion_in_a_shell(capsys, tmp_path):
     main(["completion"])
     (tmp_path / "script").write_text(capsys.readouterr().out)
 
@@ -137,7 +137,7 @@ def test_help_topic():
 
 
 @pytest.mark.slow
-def test_a_pipe_that_is_read_no_further_is_no_mistake():
+def test_a_closed_pipe_is_not_an_error():
     command = f"{sys.executable} -m wdjax.experiments.cli train cartpole_ppo --help all | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("run:")
@@ -169,7 +169,7 @@ def test_a_device_that_is_missing_is_one_sentence(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_closed_stdout_ends_no_command(tmp_path):
-    """Neither one that is closed from the start nor a pipe that is closed meanwhile."""
+    """It may be closed from the start, or be a pipe that closes later."""
     small = "--num-envs 4 --rollout-length 8 --total-env-steps 320 --eval-episodes 2 --no-pictures"
     for end in (">&-", "2>&- >&-", "| true; exit ${PIPESTATUS[0]}"):
         for command in (
@@ -200,7 +200,7 @@ def test_list_names_the_memory_of_large_presets(capsys):
 
 
 @pytest.mark.slow
-def test_a_dry_run_refuses_what_a_run_would(tmp_path):
+def test_a_dry_run_rejects_bad_input_like_a_run(tmp_path):
     config = load_config("cartpole_ppo", stop_at={"agent/episode_retrun": 1})
     with pytest.raises(ValueError, match="did you mean 'agent/episode_return'"):
         next(dry_run(config))
@@ -217,7 +217,7 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dry_run_says_what_a_run_would_be(capsys, monkeypatch, tmp_path):
+def test_a_dry_run_describes_the_run(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     main(
         [

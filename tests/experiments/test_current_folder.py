@@ -1,4 +1,4 @@
-"""Commands run no file of the current folder, except modules that the user names; a deleted one is refused."""
+"""Commands run no file of the current folder, except modules that the user names."""
 
 import json
 import os
@@ -27,7 +27,7 @@ MODULES = (
 PACKAGES = ("gymnax", "jaxmarl", "jax_plugins.evil")
 SIZE = ["--num-envs", "8", "--num-blocks", "4", "--rollout-length", "4", "--total-env-steps", "64"]
 
-# what a shell runs, with sys.path as the installed script has it: command after command in one process
+# as in a shell, with the sys.path of the installed script: several commands in one process
 COMMANDS = """
 import json, sys
 sys.path.pop(0)
@@ -44,7 +44,7 @@ OWN_GAME = "from helper import CartPole\n\nclass Env(CartPole):\n    pass\n"
 
 @pytest.fixture
 def strange(tmp_path):
-    """Returns a folder of files with names that libraries look for, which write to `ran` when imported."""
+    """Return a folder of files named like libraries, which write to `ran` when imported."""
     folder = tmp_path / "strange"
     leave = f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__ + ' ')\n"
     for name in (*MODULES, *(f"{package}.__init__" for package in PACKAGES)):

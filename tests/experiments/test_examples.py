@@ -1,4 +1,4 @@
-"""The examples run, and do what they say."""
+"""The examples run with the documented results."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ from wdjax.train import Trainer, load_config, make_learner
     ids=["length", "gravity", "tag_continuous"],
 )
 def test_a_thousand_variants_are_one_program(vary, outcome, field, lowest, highest):
-    """Physics matters, by fourths of the variants; and each gives what it gives alone, traced once for all."""
+    """Results depend on physics, compared by quarters of the variants, and equal single runs."""
     key, traces = jax.random.key(0), []
     many, results = vary(key)
     assert results.shape == (1_000,)
@@ -256,7 +256,7 @@ def test_sets_tag_more_than_rows():
 
 @pytest.mark.slow
 def test_states_and_planner_try_constant_choices(tmp_path, capsys):
-    """A run of two states: what is printed, and a picture; what a trained policy reaches is told in the preset."""
+    """A run of two states prints numbers and draws a picture."""
     changes = {
         "env_params.num_states": 2,
         "num_envs": 2,

@@ -4,9 +4,9 @@ Pairs of names (40, where no number is given) and the places that they are used 
 
 folders, statistics: train, resume, eval, csv, tensorboard; 20 of them: report, render, export, diff
 groups, statistics: a sweep of two values and two seeds, resumed, and the report of its best run
-policies: curves.png and opponents.png (6) and the curves of a report; 2 in train, resume and eval, 2 in sweeps
+policies: curves.png and opponents.png (6), curves of a report; 2 in train, resume, eval, sweeps
 presets, policies: diff
-presets: 2 in train, 1 in sweeps; folders of sweeps: 20, of searches: 20; studies and journals of a search: 1
+presets: 2 in train, 1 in sweeps; folders of sweeps and searches: 20 each; studies: 1
 players (scripts): 8 in eval of a search's best run, and its CSV
 TensorBoard's folders and tags
 """

@@ -42,8 +42,10 @@ def test_links_lead_somewhere(text):
 @pytest.mark.slow
 @by_name
 def test_a_notebook_runs(text, tmp_path):
-    """In a fresh kernel of this Python, on one CPU device, in a folder of its own; an error of a cell is raised. Most
-    of the time goes into compiling, so little is optimized."""
+    """Run a notebook in a new kernel on one CPU device, in a new folder; raise errors of cells.
+
+    Programs are compiled with few optimizations, since compilation takes most of the time.
+    """
     nbclient = pytest.importorskip(
         "nbclient", reason="needs nbclient: pip install -e '.[notebooks]'"
     )

@@ -1,4 +1,4 @@
-"""Baselines: programs run in alternation, a baseline that does not start is reported, settings agree."""
+"""Baselines: programs alternate, a failing baseline is reported, settings agree."""
 
 import json
 import multiprocessing
@@ -10,7 +10,7 @@ from wdjax.experiments.benchmarks.rows import TRAINING, WORKLOADS
 from wdjax.train import make_learner
 
 
-def test_settings_are_those_of_ppo_py():
+def test_settings_match_ppo_py():
     """As in the main block of ppo.py, without DEBUG; 5e5 env steps are 976 whole updates."""
     settings, config = purejaxrl.settings_of(4, 976), purejaxrl.config_of(4, 976)
     sizes = config.num_envs, config.rollout_length, config.num_updates * config.env_steps_per_update
@@ -44,7 +44,7 @@ def test_rows_of_peers_are_rows_of_the_suite():
         )
         assert list(programs)[: len(own)] == own
         assert len(programs) > len(own)
-    for row in ("cartpole_ppo", "cartpole_ppo_256_seeds"):  # of the sizes of the suite's
+    for row in ("cartpole_ppo", "cartpole_ppo_256_seeds"):  # sizes as in the suite
         num_envs, _, seeds = peer_programs.PPO[row][0]
         assert (num_envs, seeds) == (WORKLOADS[row].config().num_envs, WORKLOADS[row].num_members())
     assert sum("gymnax" in programs for programs in peer_programs.ROWS.values()) == 10
@@ -111,7 +111,7 @@ def test_programs_run_in_alternation(monkeypatch, capsys, tmp_path):
     )
 
 
-def test_a_folder_that_is_not_there_is_refused(capsys, tmp_path):
+def test_a_missing_folder_is_rejected(capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         peers.main(["cartpole_10k", "--peers-path", str(tmp_path / "none")])
     assert ended.value.code == 2
@@ -142,7 +142,7 @@ def test_whole_ppo_of_wdjax(row, monkeypatch):
 
 
 @pytest.mark.slow
-def test_gymnax_in_a_process_of_its_own(tmp_path):
+def test_gymnax_runs_in_a_new_process(tmp_path):
     pytest.importorskip("gymnax")
     file = tmp_path / "out.json"
     peers.main(["cartpole_10k", "--small", "--repeats", "1", "--json", str(file)])
@@ -162,7 +162,7 @@ def test_policies_share_all_agents_evenly(number):
 
 
 @pytest.mark.parametrize("curve", growth.CURVES)
-def test_points_of_growth_are_what_they_say(curve):
+def test_points_of_growth_have_their_size(curve):
     for size in growth.CURVES[curve]:
         config = growth.config_of(curve, size)
         agents = config.env_params.get("num_taggers", 0) + 1

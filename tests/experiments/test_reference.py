@@ -1,4 +1,4 @@
-"""Reference curves: what is stored of them holds and is of the presets as they are; the script that checks it works."""
+"""Reference rows: stored results meet their targets and match the current presets."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner import setup as setups
 from wdjax.train.load import change_config, load_named
 
-# The learning table: what a row's numbers must reach, and within how many env steps.
+# The learning table: targets of the numbers of a row, and the maximum of env steps.
 TABLE = {
     "cartpole": ({"env steps until 475": ("at most", 150_000, "every seed")}, None, 8),
     "acrobot": ({"greedy return": ("at least", -85, "every seed")}, 500_000, 5),
@@ -67,7 +67,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_row_asks_for_what_the_table_does(name):
+def test_rows_have_the_targets_of_the_table(name):
     targets, within, seeds = TABLE[name]
     row = ROWS[name]
     asked = {number: target for number, target in row.targets.items() if target is not None}
@@ -102,13 +102,13 @@ def test_stored_numbers_meet_their_targets(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_plot_is_there_and_small(name):
+def test_plots_exist_and_are_small(name):
     picture = (FOLDER / "plots" / f"{name}.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 60_000
 
 
-def test_readme_is_what_is_stored():
+def test_readme_matches_the_stored_results():
     text = (FOLDER / "README.md").read_text(encoding="utf8")
     assert text == readme({name: read_result(name) for name in ROWS})
 
@@ -207,7 +207,7 @@ def size_of_parameters(learner, state, metrics, key):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A row of two seeds and three updates."""
+    """Return a row of two seeds and three updates."""
     file = tmp_path_factory.mktemp("presets") / "tiny.yaml"
     content = {
         "env": "cartpole", "num_envs": 8, "rollout_length": 32, "total_env_steps": 600,
@@ -218,10 +218,8 @@ def tiny(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_seeds_are_those_of_solo_runs(tiny, quick_compile, monkeypatch):
-    with (
-        monkeypatch.context() as patch
-    ):  # where there are several GPUs, a run goes on all of them if it is not told
+def test_seeds_equal_solo_runs(tiny, quick_compile, monkeypatch):
+    with monkeypatch.context() as patch:  # by default, a run uses all GPUs
         patch.setattr(setups, "choose_devices", lambda config: config.devices or 2)
         result, first = measure(tiny)
     learner = make_learner(load_config(tiny.preset))
@@ -261,7 +259,7 @@ def test_curve_by_hand():
     assert mean_return(one_bin, "agent", np.array([0, 1])) == 5.0  # (1 x 2 + 3 x 6) / 4
 
 
-def test_where_schedules_turn():
+def test_knots_of_schedules():
     policy = {"gamma": 0.9, "network": {"hidden_sizes": [64]}, "lr": [[0, 1.0], [30, 0.5], [40, 0.1]], "x": [],
               "clip": [[0, 1.0], [30, 0.5]], "tau": [[0, 1.0], [40, 0.5]],
               "ddpg": {"noise_scale": [[20, 1.0], [30, 2.0]]}}  # fmt: skip
@@ -327,7 +325,7 @@ def test_cross_play_numbers(quick_compile):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (FOLDER / "policies").glob("*.npz")])
-def test_what_a_first_seed_learned_comes_with_wdjax(name):
+def test_bundled_runs_load(name):
     learner, state = load_run(f"reference:{name}")
     assert learner.config.policies == make_learner(load_config(ROWS[name].preset)).config.policies
     for own in state.policies.values():
@@ -363,8 +361,8 @@ def test_only_rows_have_policies():
 
 
 @pytest.mark.slow
-def test_a_reference_policy_does_what_its_row_says():
-    """Other episodes than those of the row: their mean is within four standard errors of the first seed's number."""
+def test_a_bundled_policy_reaches_its_stored_return():
+    """The mean of new episodes is within four standard errors of the first seed's number."""
     learner, state = load_run("reference:pendulum_ddpg")
     [returns] = evaluate(
         learner, state, jax.random.key(5), 1_000, greedy=True

@@ -1,4 +1,4 @@
-"""wdjax report: what stands on the page, by hand, and the page in a browser."""
+"""wdjax report: contents of the page, computed by hand, and the page in a browser."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_seeds_of_the_same_env_steps_are_pooled_point_by_point():
 
 
 def test_a_curve_covers_the_env_steps_of_all_seeds():
-    """A curve of two seeds must not go on with the one that is longer."""
+    """A curve of two seeds ends with the shorter one."""
     longer = [a_row(0, 0.0), a_row(99, 99.0)]
     curve = pooled([longer, [a_row(33, 3.0), a_row(66, 3.0)]], "agent/episode_return")
     np.testing.assert_allclose(curve.steps, np.linspace(33, 66, POINTS))
@@ -87,7 +87,7 @@ def test_a_curve_covers_the_env_steps_of_all_seeds():
     assert pooled([longer, [a_row(150, 3.0)]], "agent/episode_return") is None
 
 
-def test_runs_are_grouped_by_all_but_the_seed_and_the_machine():
+def test_runs_with_different_seeds_and_machines_are_one_group():
     fields = [
         {"seed": 0, "policies.a.gamma": 0.9, "wdjax": "1", "made_with.jax": "2"}, {"seed": 1, "policies.a.gamma": 0.9},
         {"seed": 0, "policies.a.gamma": 0.5, "updates_per_chunk": 3},
@@ -105,11 +105,11 @@ def test_a_matrix_of_one_quantity_is_shaded():
     assert re.findall(r"blue\) (\d+)%, transparent\)\">(-?[\d.]+) ±", of_terminal(table)) == [
         ("0", "-1.50"), ("45", "2.50"), ("22", "0.50")
     ]  # fmt: skip
-    table.title = None  # of several quantities
+    table.title = None  # several quantities
     assert "background" not in of_terminal(table)
 
 
-def test_what_a_schedule_changed_is_drawn():
+def test_a_scheduled_change_is_drawn():
     more = {"agent/entropy_coefficient": 0.01}
     rows = [a_row(8, 1.0, **more, **{"agent/learning_rate": rate}) for rate in (3e-4, 1e-4)]
     found = quantities(rows)
@@ -173,7 +173,7 @@ def test_a_member_of_a_sweep_has_no_speed():
     (["{}/a", "--players", "-1"], "--players = -1: must be at least 0"),
     (["{}/a", "--episode", "3"], "did you mean --episodes?"),
 ])  # fmt: skip
-def test_what_cannot_be_reported_is_said_in_words(tmp_path, capsys, arguments, words):
+def test_bad_input_of_report_is_one_sentence(tmp_path, capsys, arguments, words):
     a_run(tmp_path / "a", [1.0])
     a_run(tmp_path / "empty", [])
     a_run(tmp_path / "words", [1.0, "2"])

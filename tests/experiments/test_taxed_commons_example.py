@@ -1,4 +1,4 @@
-"""The example of taxed_commons says what it says, and draws it."""
+"""The example of taxed_commons reaches the documented numbers and draws them."""
 
 import re
 from pathlib import Path

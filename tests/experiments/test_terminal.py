@@ -60,7 +60,7 @@ def test_no_escape_sequence_of_a_stranger_reaches_the_terminal(tmp_path, words, 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Returns where commands keep compiled programs in this test: a folder that is not there yet."""
+    """Return the compilation cache of this test, a folder that does not exist yet."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
@@ -107,7 +107,7 @@ def test_a_compilation_cache_that_cannot_be_made_ends_no_command(cache, monkeypa
     assert not is_used(cache)
     monkeypatch.setenv(
         "XDG_CACHE_HOME", "relative"
-    )  # would be a folder of whoever made the current one
+    )  # would be a folder of the owner of the current one
     assert not is_used("relative/wdjax")
     assert capsys.readouterr().err.count("Warning: the compilation cache is disabled") == 2
 
