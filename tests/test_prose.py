@@ -18,9 +18,15 @@ def test_prose_is_plain(part):
 
 
 def test_phrases_are_counted_in_all_kinds_of_text():
-    source = '"""What is read."""\n# what a run is\nx: int\n"""so many rows"""\nraise ValueError("nobody reads this")\n'
+    source = """'A text {0}.'
+# a comment {0}
+x: int
+'A field {0}.'
+raise ValueError("a message {0}")
+""".format("in words")
     texts = [text for _, text in python_prose(source)]
     assert count(list(enumerate(texts)))[0] == 4
-    assert [text for _, text in python_prose(source, messages_only=True)] == ["nobody reads this"]
-    with_fields = [text for _, text in python_prose(source, messages_only=True, with_fields=True)]
-    assert with_fields == ["so many rows", "nobody reads this"]
+    message = [text for _, text in python_prose(source, messages_only=True)]
+    assert [text.split()[1] for text in message] == ["message"]
+    fields = [text for _, text in python_prose(source, messages_only=True, with_fields=True)]
+    assert [text.split()[1] for text in fields] == ["field", "message"]

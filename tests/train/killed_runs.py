@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--deterministic", action="store_true")
     arguments = parser.parse_args()
     if arguments.deterministic:
-        from wdjax.train.host.determinism import make_deterministic
+        from wdjax.train.determinism import make_deterministic
 
         make_deterministic()
     if arguments.train:

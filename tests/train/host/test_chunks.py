@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from tiny_runs import assert_same_run, numbers, small_config
 
-from wdjax.train import Trainer, load_run, make_learner, read_metrics
+from wdjax.train import Trainer, load_config, load_run, make_learner, read_metrics
 from wdjax.train.host import chunks, loop
 from wdjax.train.host.chunks import most_updates, next_look, play_first, with_lines
 from wdjax.train.host.programs import compile_chunk
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.state.metric import values_of
-from wdjax.train.storage.folder import load_run_config
 from wdjax.train.storage.metrics_log import MetricsLog
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -122,13 +121,13 @@ def test_measured_chunk_size_is_kept_when_resuming(tmp_path, monkeypatch):
     changes = {"updates_per_chunk": 0, "total_env_steps": 23 * 128, "checkpoint_every": 1}
     whole, part = tmp_path / "whole", tmp_path / "part"
     Trainer(small_config(**changes), whole, quiet=True).train()
-    measured = load_run_config(whole).updates_per_chunk
+    measured = load_config(whole / "config.yaml").updates_per_chunk
     assert measured == 2  # 23 / 20, rounded up
     # as if updates of the other run were faster
     monkeypatch.setattr(chunks, "LINES", 5)
     half = Trainer(small_config(**changes | {"total_env_steps": 8 * 128}), part, quiet=True)
     half.train()
-    assert load_run_config(part).updates_per_chunk == half.config.updates_per_chunk == 2
+    assert load_config(part / "config.yaml").updates_per_chunk == half.config.updates_per_chunk == 2
     monkeypatch.undo()
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
     monkeypatch.setattr(loop, "play_first", None)  # the size is not measured again
@@ -145,7 +144,11 @@ def test_given_chunk_size_is_kept_when_resuming_without_one(tmp_path):
     ).train()
     resumed = Trainer(small_config(updates_per_chunk=0), tmp_path, resume=True, quiet=True)
     resumed.train()
-    assert resumed.config.updates_per_chunk == load_run_config(tmp_path).updates_per_chunk == 2
+    assert (
+        resumed.config.updates_per_chunk
+        == load_config(tmp_path / "config.yaml").updates_per_chunk
+        == 2
+    )
     with pytest.raises(
         ValueError, match=r"updates_per_chunk = 3: the run in .* was started with 2"
     ):

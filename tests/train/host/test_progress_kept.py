@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from tiny_runs import numbers, small_config
 
-from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train import Trainer, load_config, load_run, read_metrics
 from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, save
-from wdjax.train.storage.folder import load_run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -63,7 +62,7 @@ def test_resuming_below_the_progress_keeps_rows_after_the_newest_checkpoint(run)
     for updates in range(1, newest + 1):
         Trainer(small_config(total_env_steps=updates * 128), run, resume=True, quiet=True).train()
     assert contents(run) == before
-    assert load_run_config(run).total_env_steps == 9 * 128
+    assert load_config(run / "config.yaml").total_env_steps == 9 * 128
 
 
 def test_creating_a_trainer_changes_nothing(run):

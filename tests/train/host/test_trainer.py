@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from tiny_runs import TIMING, assert_same_run, numbers, small_config
 
-from wdjax.train import Trainer, load_run, read_metrics
+from wdjax.train import Trainer, load_config, load_run, read_metrics
 from wdjax.train import trainer as trainers
-from wdjax.train.storage.folder import load_run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -48,8 +47,8 @@ def test_run_folder_contains_the_documented_files(whole_run):
     assert read_metrics(folder / "metrics.jsonl") == rows
     # the two newest of 2, 4, 6
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "6"]
-    assert load_run_config(folder) == dataclasses.replace(trainer.config)
-    assert list(load_run_config(folder).policies) == list(trainer.config.policies)
+    assert load_config(folder / "config.yaml") == dataclasses.replace(trainer.config)
+    assert list(load_config(folder / "config.yaml").policies) == list(trainer.config.policies)
 
 
 def test_metrics_rows_have_equal_fields(whole_run):
