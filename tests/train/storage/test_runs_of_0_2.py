@@ -15,17 +15,32 @@ import pytest
 import yaml
 from tiny_runs import TIMING, numbers, small_config
 
-from wdjax.train import PPO, Trainer, load_policy, load_run, make_learner, read_metrics
+from wdjax.train import (
+    PPO,
+    Trainer,
+    load_config,
+    load_policy,
+    load_run,
+    make_learner,
+    read_metrics,
+)
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, restore, save
-from wdjax.train.storage.folder import load_run_config
+from wdjax.train.storage.folder import dump_config, load_run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 
 SAVED = Path(__file__).parent / "saved_by_0_2"
-OPTIONS = {
-    "ppo": {"clip": 0.15, "gamma": 0.97, "epochs": 2, "minibatches": 2, "normalize_reward": True},
-    "ddpg": {"tau": 0.1, "n_step": 2, "batch_size": 16, "critic_learning_rate": 0.002},
+RUNS = {  # run -> (policy, some of its options)
+    "ppo": (
+        "agent",
+        {"clip": 0.15, "gamma": 0.97, "epochs": 2, "minibatches": 2, "normalize_reward": True},
+    ),
+    "ddpg": ("agent", {"tau": 0.1, "n_step": 2, "batch_size": 16, "critic_learning_rate": 0.002}),
+    "self_play": (
+        "runner",
+        {"epochs": 2, "minibatches": 2},
+    ),  # with snapshots and a random opponent
 }
 
 
@@ -35,30 +50,30 @@ def unpack(name, folder):
     return folder / name
 
 
-@pytest.fixture(params=OPTIONS)
+@pytest.fixture(params=["ppo", "ddpg", pytest.param("self_play", marks=pytest.mark.slow)])
 def run(request, tmp_path):
     return unpack(request.param, tmp_path)
 
 
 def test_its_options_are_read(run):
+    policy, expected = RUNS[run.name]
     config = load_run_config(run)
-    options = config.policies["agent"].options
-    for name, value in OPTIONS[run.name].items():
+    options = config.policies[policy].options
+    for name, value in expected.items():
         assert getattr(options, name) == value
-    assert "ddpg" in yaml.safe_load((run / "config.yaml").read_text())["policies"]["agent"]
+    assert "ddpg" in yaml.safe_load((run / "config.yaml").read_text())["policies"][policy]
     learner, state = load_run(run)
     assert learner.config == dataclasses.replace(config, devices=1)
-    hypers = state.hypers["agent"].at(0.0)
-    for name in OPTIONS[run.name].keys() & hypers.keys():
-        assert hypers[name] == np.float32(OPTIONS[run.name][name])
-    assert load_policy(run).act is not None
+    hypers = state.hypers[policy].at(0.0)
+    for name in expected.keys() & hypers.keys():
+        assert hypers[name] == np.float32(expected[name])
+    assert load_policy(run, policy).act is not None
 
 
 def test_it_continues_as_in_0_2(run):
     shutil.rmtree(run / "checkpoints" / "4")
     rows = read_metrics(run / "metrics.jsonl")
     assert int(load_run(run)[1].num_updates) == 2
-    expected = unpack(run.name, run.parent / "whole")
     Trainer(load_run_config(run), run, resume=True, quiet=True).train()
     resumed = read_metrics(run / "metrics.jsonl")
     assert len(resumed) == len(rows) == 4
@@ -67,11 +82,17 @@ def test_it_continues_as_in_0_2(run):
         for name in old.keys() - {*TIMING}:
             pair = np.array([new[name], old[name]], float)  # None becomes NaN
             np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6, err_msg=name)
-    for a, b in zip(numbers(load_run(run)[1]), numbers(load_run(expected)[1]), strict=True):
+    expected = load_run(unpack(run.name, run.parent / "whole"))[1]
+    for a, b in zip(numbers(load_run(run)[1]), numbers(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    written = yaml.safe_load((run / "config.yaml").read_text())["policies"]["agent"]
+
+
+def test_its_config_yaml_is_written_flat(run):
+    policy, expected = RUNS[run.name]
+    written = yaml.safe_load(dump_config(load_run_config(run)))["policies"][policy]
     assert not {"ddpg", "options"} & written.keys()
-    assert {name: written[name] for name in OPTIONS[run.name]} == OPTIONS[run.name]
+    assert {name: written[name] for name in expected} == expected
+    assert load_config(yaml.safe_load(dump_config(load_run_config(run)))) == load_run_config(run)
 
 
 # --- the leaves of hyperparameters ---
