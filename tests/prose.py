@@ -34,7 +34,11 @@ PARTS = {
     "wdjax": ["wdjax/**/*.py"],
     "envs": ["envs/**/*.py", "envs/**/*.yaml"],
     "examples": ["experiments/examples/*.py"],
-    "benchmarks": ["experiments/benchmarks/*.py", "experiments/reference/*.py"],
+    "benchmarks": [
+        "experiments/benchmarks/*.py",
+        "experiments/benchmarks/RESULTS.md",
+        "experiments/reference/*.py",
+    ],
     "commands": ["experiments/cli.py", "experiments/commands/*.py", "experiments/report/*.py"],
     "tests of experiments": [  # without sweeps
         "tests/experiments/[cs]*.py",
