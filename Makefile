@@ -61,17 +61,12 @@ test-slow: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
 
-# Further folders of tests are formatted by the issue "A spine you can read".
-FORMATTED_TESTS := tests/*.py $(addprefix tests/,adapters adversary envs later) \
-	$(addprefix tests/train/,*.py config devices evaluation host kernels learner networks rollout \
-	population state storage) tests/experiments/*.py
-
 FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks commands reference report sweep *.py) \
 	$(addprefix train/,evaluation population rollout)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check wdjax envs $(FORMATTED_EXPERIMENTS) docs README.md setup.py $(FORMATTED_TESTS)
+	$(BIN)/ruff format --check wdjax envs $(FORMATTED_EXPERIMENTS) docs README.md setup.py tests
 
 # Warnings are errors. Pictures of environments are always redrawn. Outputs of notebooks are cached.
 docs: $(DEV_STAMP)

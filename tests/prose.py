@@ -49,7 +49,10 @@ PARTS = {
     "tests of training": [
         "tests/adversary/*.py",
         "tests/train/*.py",
-        *(f"tests/train/{name}/*.py" for name in ("devices", "host", "networks", "storage")),
+        *(
+            f"tests/train/{name}/*.py"
+            for name in ("algorithms", "devices", "host", "networks", "storage")
+        ),
     ],
 }
 

@@ -1,6 +1,8 @@
 """A policy whose parameters are the outputs of its network, so that gradients can be computed by
 hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from probes import new_policy
@@ -25,17 +27,16 @@ class ShownPolicy(Policy):
 
 
 def shown_policy(algorithm, engine=None, **fields):
-    """Return a ShownPolicy; `fields` are those of PolicyConfig and options of the algorithm."""
-    return ShownPolicy(
-        name="agent",
-        config=new_policy(algorithm, **fields),
-        assignment=None,
-        algorithm={"A2C": A2C, "PPO": PPO}[algorithm](),
-        distribution=Categorical((2,), scalar=True),
-        graphdef=None,
-        encoder=None,
-        engine=engine or Engine(),
-    )
+    """Return a ShownPolicy; `fields` of PolicyConfig, or options of the algorithm."""
+    names = [field.name for field in dataclasses.fields(Policy)]
+    parts = {
+        "name": "agent",
+        "config": new_policy(algorithm, **fields),
+        "algorithm": {"A2C": A2C, "PPO": PPO}[algorithm](),
+        "distribution": Categorical((2,), scalar=True),
+        "engine": engine or Engine(),
+    }
+    return ShownPolicy(**{**dict.fromkeys(names), **parts})
 
 
 def state_of(policy, params):

@@ -1,4 +1,4 @@
-"""The preset cartpole_ppo keeps its promise."""
+"""The preset cartpole_ppo reaches its documented return."""
 
 import functools
 

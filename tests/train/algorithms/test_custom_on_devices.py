@@ -1,4 +1,4 @@
-"""Custom algorithms on several devices: what their parts must reduce, and what is checked."""
+"""Custom algorithms on several devices: reductions, and the check of leaves that differ."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""DDPG in the learner: acting, the replay buffer, other policies beside it, populations, blocks, refusals."""
+"""DDPG in the learner: acting, replay, blocks, populations, several policies, refused options."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def signal_config(policy, **changes):
 
 
 def updates(learner, state, num):
-    """Returns (states after 0, 1, ... updates, the metrics of each)."""
+    """Return (states after 0, 1, ... updates, metrics of each update)."""
     states, rows = [state], []
     for _ in range(num):
         state, metrics = learner.update(state)
@@ -48,7 +48,7 @@ def updates(learner, state, num):
 
 @pytest.fixture(scope="module")
 def learner():
-    # 8 replicas x 6 steps, of which the last waits for the next: 40, 88, 136 rows
+    # 8 replicas x 6 steps; the last step waits for the next rollout: 40, 88, 136 transitions
     schedule = ((0, 1.0), (480, 0.0))
     policy = tiny_ddpg(n_step=2, warmup=80, noise_scale=schedule, normalize_observation=True)
     return make_learner(signal_config(policy))
@@ -69,7 +69,7 @@ def moved(a, b):
 # --- the box ---
 
 
-def test_way_into_the_box_and_back():
+def test_actions_are_scaled_into_the_box_and_back():
     space = Box(np.array([[-1.0, 0.0]]), np.array([[3.0, 0.5]]), (1, 2))
     unit = jnp.array([[[-1.0, 1.0], [0.5, 0.0]]])
     action = to_box(space, unit)
@@ -86,15 +86,15 @@ def test_way_into_the_box_and_back():
         (Box(1.0, 1.0, (2,)), ValueError),
     ],
 )
-def test_other_action_spaces_are_refused(space, error):
+def test_unbounded_and_discrete_action_spaces_are_refused(space, error):
     with pytest.raises(error, match=r"policies\.agent\.algorithm = 'DDPG'"):
         require_bounded_box("policies.agent.algorithm = 'DDPG'", space)
 
 
-# --- the course of a run ---
+# --- training ---
 
 
-def test_new_networks(learner, four):
+def test_initial_networks(learner, four):
     state = four[0][0].policies["agent"]
     assert not any(moved(state.params, state.target_params))
     for name in ("actor", "critic"):
@@ -104,7 +104,7 @@ def test_new_networks(learner, four):
     assert "critic2" not in state.params
 
 
-def test_nothing_is_learned_before_the_buffer_is_warm(four):
+def test_training_starts_when_the_buffer_holds_warmup_transitions(four):
     states, rows = four
     policies = [state.policies["agent"] for state in states]
     assert [int(row["agent/buffer_rows"]) for row in rows] == [40, 88, 136, 184]
@@ -145,15 +145,11 @@ def test_metrics_of_the_rollout(four):
     assert "agent/entropy_coefficient" not in four[1][0]
 
 
-def test_observations_are_kept_raw_and_normalized_when_read(learner, four):
+def test_the_buffer_holds_raw_observations_that_are_normalized_when_drawn(learner, four):
     state, policy = four[0][4].policies["agent"], learner.setup.policies["agent"]
     rows = four[0][4].memory["agent"].replay.ring.rows
-    assert set(np.unique(rows.obs[..., 1])) == {
-        0,
-        1,
-        2,
-        3,
-    }  # the time, and not its distance from the mean
+    # the time, not normalized
+    assert set(np.unique(rows.obs[..., 1])) == {0, 1, 2, 3}
     assert state.normalizer.obs.count == 4 * 48
     mean, deviation = state.normalizer.obs.mean, jnp.sqrt(state.normalizer.obs.variance)
     obs = jnp.array([[1.0, 2.0]])
@@ -166,7 +162,7 @@ def test_observations_are_kept_raw_and_normalized_when_read(learner, four):
 
 
 def play_one_step(learner, state, seed):
-    """Returns (action [N, n], what the policy carries into and out of the step, over [N])."""
+    """Return (action [N, n], carry before the step, carry after it, over [N])."""
     setup = learner.setup
     carry = (
         state.replicas,
@@ -186,7 +182,7 @@ def play_one_step(learner, state, seed):
     return rows["agent"].action[..., 0], carry[3]["agent"], after[3]["agent"], over
 
 
-def test_actions_are_uniform_first_and_then_the_actors_with_noise(learner, four):
+def test_actions_are_uniform_during_warmup_then_from_the_actor_with_noise(learner, four):
     for state, scale in ((four[0][1], None), (four[0][2], 0.8)):
         action, before, after, over = play_one_step(learner, state, seed=3)
         mean = actor_of(
@@ -199,8 +195,8 @@ def test_actions_are_uniform_first_and_then_the_actors_with_noise(learner, four)
         assert np.allclose(action, noisy, atol=1e-5) == (scale is not None)
 
 
-def test_noise_begins_at_0_in_every_episode(learner, four):
-    state = four[0][2]  # after 12 steps: three episodes of 4 are over
+def test_noise_starts_at_0_in_every_episode(learner, four):
+    state = four[0][2]  # after 12 steps: three episodes of 4 steps have ended
     assert not jnp.any(state.memory["agent"].carry)
     assert jnp.all(four[0][1].memory["agent"].carry != 0)  # after 6
 
@@ -209,7 +205,7 @@ def test_warmup_without_uniform_actions():
     learner = make_learner(signal_config(tiny_ddpg(uniform_warmup=False, noise="none")))
     action, before, after, _ = play_one_step(learner, learner.init(jax.random.key(0)), seed=0)
     assert before is after is None
-    np.testing.assert_allclose(action, 1.0, atol=0.1)  # a new actor names the middle of the box
+    np.testing.assert_allclose(action, 1.0, atol=0.1)  # a new actor returns the center of the box
 
 
 def test_evaluation_plays_the_actor_without_noise(learner, four):
@@ -224,15 +220,15 @@ def test_evaluation_plays_the_actor_without_noise(learner, four):
 
 
 def test_no_key_is_used_twice(learner):
-    with jax.debug_key_reuse(True):  # it looks while jax traces
+    with jax.debug_key_reuse(True):  # checks while tracing
         learner.update.trace(jax.eval_shape(learner.init, jax.random.key(0)))
 
 
 # --- blocks ---
 
 
-def test_every_block_keeps_its_own_rows(learner):
-    """Blocks are replicas here: each ring holds what its replica saw, in the order of time."""
+def test_every_block_stores_its_own_transitions(learner):
+    """Each block is one replica here. Its ring holds the observations in order of time."""
     state = learner.init(jax.random.key(5))
     _, played = jax.jit(functools.partial(rollout, learner.setup))(
         state, jax.random.split(state.key, 3)[0]
@@ -250,7 +246,7 @@ def test_every_block_keeps_its_own_rows(learner):
 
 
 @pytest.mark.slow
-def test_member_of_a_population_learns_what_its_solo_run_learns(learner):
+def test_a_population_member_equals_its_solo_run(learner):
     keys = jax.random.split(jax.random.key(7), 2)
     changes = {
         "agent.tau": [0.1, 0.3],
@@ -277,7 +273,7 @@ def test_member_of_a_population_learns_what_its_solo_run_learns(learner):
             mine.replicas.env_state.signal, alone.replicas.env_state.signal
         )
         ring, own = (state.memory["agent"].replay.ring.rows for state in (mine, alone))
-        np.testing.assert_allclose(ring.action, own.action, atol=1e-5)  # the same noise was drawn
+        np.testing.assert_allclose(ring.action, own.action, atol=1e-5)  # the same noise
         np.testing.assert_allclose(
             metrics["agent/critic_loss"][i], rows["agent/critic_loss"], rtol=1e-3
         )
@@ -285,7 +281,7 @@ def test_member_of_a_population_learns_what_its_solo_run_learns(learner):
 
 def test_hyperparameters_of_ddpg_are_changed_by_name(learner):
     state = learner.init(jax.random.key(0))
-    # with the block "ddpg", the name of version 0.2
+    # the second name is from version 0.2
     changes = {"agent.noise_scale": 0.25, "agent.ddpg.noise_damping": 0.5}
     changed = with_hypers(state, **changes)
     assert current_hypers(learner.config, changed)["agent"]["noise_scale"] == 0.25
@@ -305,7 +301,7 @@ def test_hyperparameters_of_ddpg_are_changed_by_name(learner):
 
 @pytest.fixture(scope="module")
 def mixed():
-    """Returns (states, metrics) of two updates with PPO clerks beside two DDPG pilots, one of them frozen."""
+    """Return (learner, (states, metrics)) of PPO clerks, a DDPG pilot and a frozen DDPG pilot."""
     td3 = {
         "twin_critics": True,
         "policy_delay": 2,
@@ -323,7 +319,7 @@ def mixed():
 
 
 @pytest.mark.slow
-def test_ddpg_beside_ppo(mixed):
+def test_ddpg_and_ppo_learn_in_one_program(mixed):
     states, rows = mixed[1]
     assert all(moved(states[0].policies["clerk"].params, states[1].policies["clerk"].params))
     first, last = states[0].policies, states[3].policies
@@ -337,7 +333,7 @@ def test_ddpg_beside_ppo(mixed):
 
 
 @pytest.mark.slow
-def test_what_is_not_trainable_keeps_nothing_and_makes_no_noise(mixed):
+def test_frozen_policies_have_no_buffer_and_no_noise(mixed):
     learner, (states, rows) = mixed
     state, memory = states[3].policies["frozen"], states[3].memory["frozen"]
     assert state.opt_state is state.target_params is memory.replay is memory.carry is None
@@ -353,8 +349,8 @@ def test_what_is_not_trainable_keeps_nothing_and_makes_no_noise(mixed):
 
 
 @pytest.mark.slow
-def test_ppo_learns_the_same_whoever_plays_beside_it(mixed):
-    """The two groups have nothing in common but the clock: the clerks do not feel the pilots' algorithm."""
+def test_ppo_does_not_depend_on_the_algorithm_of_other_policies(mixed):
+    """The two groups do not interact."""
     policies = {
         "clerk": tiny_policy("PPO"),
         "pilot": tiny_policy("A2C", agents=("pilot[0]",)),
@@ -366,12 +362,12 @@ def test_ppo_learns_the_same_whoever_plays_beside_it(mixed):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *pair)
 
 
-# --- a run on the host ---
+# --- resumed runs ---
 
 
 @pytest.mark.slow
-def test_resumed_run_is_the_run_that_never_stopped(tmp_path):
-    """With the ring, what waits for n steps, noise and target networks in the checkpoint."""
+def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
+    """The checkpoint contains the ring, pending n-step transitions, noise and target networks."""
     policy = tiny_ddpg(n_step=3, warmup=100)
     config = signal_config(
         policy, total_env_steps=6 * 48, updates_per_chunk=3, checkpoint_every=1, best_metric="none"
@@ -400,7 +396,7 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-# --- refusals ---
+# --- refused options ---
 
 
 REFUSED = [

@@ -1,6 +1,6 @@
 """Targets, losses and one gradient step of DDPG and TD3: numbers by hand.
 
-The stand-in networks are linear: mu(s) = w s, Q_i(s, a) = a_i s + b_i a, with one number for each.
+The networks are linear: mu(s) = w s, Q_i(s, a) = a_i s + b_i a.
 """
 
 import math
@@ -30,7 +30,7 @@ from wdjax.train.state.state import PolicyState
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 OBS, ACTION, NEXT_OBS = [1.0, 2.0], [0.5, -1.0], [1.0, -0.5]
-REWARD, DISCOUNT = [10.0, 20.0], [0.5, 0.0]  # the second one terminated
+REWARD, DISCOUNT = [10.0, 20.0], [0.5, 0.0]  # the second transition terminates
 ZERO = jnp.zeros((2, 1))
 
 
@@ -67,7 +67,7 @@ def parameters(w, *critics):
 
 
 def stand_in(params, target_params, **options):
-    """Returns (policy, state, hypers, batch) with plain gradient descent."""
+    """Return (policy, state, hypers, batch) with plain gradient descent."""
     twin = "critic2" in params
     config = new_policy(
         "DDPG",
@@ -99,7 +99,7 @@ def stand_in(params, target_params, **options):
 
 
 def target_of(target_params, normal=ZERO, **options):
-    """Returns [2] targets; the online networks are NaN: none of them may be asked."""
+    """Return [2] targets. The online networks are NaN, as targets must not depend on them."""
     online = jax.tree.map(lambda leaf: leaf * jnp.nan, target_params)
     policy, state, hypers, batch = stand_in(online, target_params, **options)
     return bellman_target(policy, state, hypers, batch, normal)
@@ -111,11 +111,11 @@ def test_target_by_hand():
 
 
 @pytest.mark.parametrize(("critics", "lowest"), [(((3, 4), (1, 1)), 1.5), (((1, 1), (3, 4)), 1.5)])
-def test_twin_critics_believe_the_lower_one(critics, lowest):
+def test_twin_critics_use_the_lower_value(critics, lowest):
     np.testing.assert_allclose(target_of(parameters(0.5, *critics)), [10 + 0.5 * lowest, 20])
 
 
-def test_twin_critics_take_the_lower_value_row_by_row():
+def test_twin_critics_use_the_lower_value_of_each_transition():
     target_params = parameters(0.0, (1, 0), (-1, 0))
     policy, state, hypers, batch = stand_in(target_params, target_params)
     batch = batch.replace(discount=jnp.ones(2))
@@ -139,14 +139,14 @@ def test_smoothing_adds_clipped_noise_to_the_target_action(normal, action):
     np.testing.assert_allclose(target, [10 + 0.5 * (3 + 4 * action), 20], rtol=1e-6)
 
 
-def test_smoothed_action_stays_in_the_box():
+def test_smoothed_actions_are_clipped_to_the_box():
     target = target_of(
         parameters(0.5, (3, 4)), jnp.full((2, 1), 9.0), target_noise=1.0, target_noise_clip=2.0
     )
     np.testing.assert_allclose(target, [10 + 0.5 * (3 + 4 * 1), 20])
 
 
-def test_without_target_noise_nothing_is_smoothed():
+def test_without_target_noise_actions_are_not_smoothed():
     np.testing.assert_allclose(
         target_of(parameters(0.5, (3, 4)), jnp.full((2, 1), 9.0)), [12.5, 20]
     )
@@ -166,7 +166,7 @@ def test_critic_loss_by_hand():
 
 
 def test_actor_loss_by_hand():
-    params = parameters(0.5, (3, 4), (jnp.nan, jnp.nan))  # the second critic is not asked
+    params = parameters(0.5, (3, 4), (jnp.nan, jnp.nan))  # the second critic is not used
     policy, state, _, batch = stand_in(params, params)
     loss, gradient = jax.value_and_grad(actor_loss, argnums=2)(
         policy, state, params["actor"], batch
@@ -189,7 +189,7 @@ def test_one_step_by_hand():
     np.testing.assert_allclose(
         [new.params["critic"]["a"], new.params["critic"]["b"]], critic, rtol=1e-6
     )
-    # the actor climbs the critic as it is after its step
+    # the actor ascends the updated critic
     actor = 0.5 + 0.1 * critic[1] * 1.5
     np.testing.assert_allclose(new.params["actor"]["w"], actor, rtol=1e-6)
     target = [
@@ -214,15 +214,15 @@ def step_with(actor_rate, critic_rate):
     return gradient_step(policy, state, hypers, batch, ZERO)[0].params
 
 
-def test_each_loss_moves_its_own_network_only():
+def test_each_loss_changes_only_its_own_network():
     both, critic, actor = step_with(0.1, 0.01), step_with(0, 0.01), step_with(0.1, 0)
-    assert critic["critic"] == both["critic"]  # what the actor does is nothing to the critic
+    assert critic["critic"] == both["critic"]  # the critic does not depend on the actor's step
     assert critic["actor"] == STATE[0]["actor"]
     assert actor["critic"] == STATE[0]["critic"]
     np.testing.assert_allclose(actor["actor"]["w"], 0.5 + 0.1 * 4 * 1.5, rtol=1e-6)
 
 
-def test_gradients_are_clipped_for_each_network_alone():
+def test_gradients_of_each_network_are_clipped_separately():
     policy, state, hypers, batch = stand_in(*STATE)
     hypers["max_grad_norm"] = jnp.float32(1.0)
     new = gradient_step(policy, state, hypers, batch, ZERO)[0].params
@@ -231,7 +231,7 @@ def test_gradients_are_clipped_for_each_network_alone():
     np.testing.assert_allclose(new["actor"]["w"] - 0.5, 0.1, rtol=1e-5)
 
 
-def test_delay_moves_actor_and_targets_in_every_third_step():
+def test_policy_delay_updates_actor_and_targets_in_every_third_step():
     policy, state, hypers, batch = stand_in(*STATE, policy_delay=3)
     step = jax.jit(lambda state: gradient_step(policy, state, hypers, batch, ZERO))
     moved = []

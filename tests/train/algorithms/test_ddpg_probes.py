@@ -1,4 +1,4 @@
-"""Learning of DDPG and TD3 on probe environments with actions in a box: what must come out is known."""
+"""DDPG and TD3 on probe environments with box actions and known solutions."""
 
 import functools
 
@@ -16,7 +16,7 @@ from wdjax.train.algorithms.ddpg.networks import to_box
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 GAMMA = 0.7
-ENDLESS = 1 / (1 - GAMMA)  # the value of a reward of 1 in every step for ever
+ENDLESS = 1 / (1 - GAMMA)  # the value of a reward of 1 in every step, without end
 UPDATES = 150
 
 PROBES = {
@@ -31,9 +31,8 @@ PROBES = {
     ),
     "terminates": BoxSignalParams(constant=1.0, episode_length=2),
 }
-SIGNALS = jnp.array(
-    [[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]]
-)  # what can be seen, (signal, time)
+# all observations: (signal, time)
+SIGNALS = jnp.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]])
 ALGORITHMS = {
     "DDPG": {},
     "TD3 of 3 steps": {
@@ -55,7 +54,7 @@ def algorithm(request):
 
 
 def actions_and_values(policy, state, obs):
-    """Returns (mu(obs) in the box [..., A], Q_1(obs, mu(obs)) [...])."""
+    """Return (mu(obs) in the box [..., A], Q_1(obs, mu(obs)) [...])."""
     networks = nnx.merge(policy.graphdef, state.params)
     unit = networks.actor(obs)
     return to_box(policy.assignment.action_space, unit), networks.critic(obs, unit)
@@ -63,7 +62,10 @@ def actions_and_values(policy, state, obs):
 
 @pytest.fixture(scope="module")
 def learned(algorithm):
-    """Trains all probes at once, a population. Returns probe -> (action [4], value [4]) for SIGNALS, and metrics."""
+    """Train a population, one member per probe.
+
+    Return (probe -> (action [4], value [4]) for SIGNALS, metrics).
+    """
     learner = make_learner(tiny_config("probe_box_signal", {"agent": tiny_ddpg(**algorithm)}))
     state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), len(PROBES)))
     state = state.replace(
@@ -115,14 +117,14 @@ def test_termination_does_not_bootstrap(learned):
     assert_values(learned, "terminates", [1 + GAMMA, 1 + GAMMA, 1, 1])
 
 
-def test_environment_gets_actions_inside_the_box(learned):
+def test_actions_are_inside_the_box(learned):
     metrics = learned["metrics"]
     assert np.nansum(metrics["episode_outside"]) == 0
     assert metrics["agent/action_min/0"].min() >= -1
     assert metrics["agent/action_max/0"].max() <= 3
 
 
-# --- two players, of whom one leaves early ---
+# --- two players, one leaves early ---
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def play(learner, run, state, env_params):
 
 
 @pytest.mark.slow
-def test_rewards_after_leaving_are_worth_nothing(leaver):
+def test_rewards_after_leaving_have_no_value(leaver):
     state, metrics = play(*leaver, LeaverParams(dead_reward=-5.0))
     _, value = actions_and_values(
         leaver[0].setup.policies["player"], state.policies["player"], jnp.eye(8)
@@ -155,12 +157,12 @@ def test_rewards_after_leaving_are_worth_nothing(leaver):
 
 
 @pytest.mark.slow
-def test_rows_after_leaving_change_no_bit(leaver):
+def test_transitions_after_leaving_change_no_bit(leaver):
     zeros, _ = play(*leaver, LeaverParams())
     garbage, _ = play(*leaver, LeaverParams(dead_obs=1e6, dead_reward=-1e6))
     params = [state.policies["player"].params for state in (zeros, garbage)]
     jax.tree.map(np.testing.assert_array_equal, *params)
     ring = zeros.memory["player"].replay.ring
     assert Leaver.LENGTH == 4
-    # each block of one replica holds the newest 64 of 2 + 4 live rows in every 4 steps
+    # each block of one replica holds the newest 64 of 2 + 4 valid transitions in every 4 steps
     np.testing.assert_array_equal(ring.size, [64] * 8)

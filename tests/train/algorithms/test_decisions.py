@@ -240,12 +240,10 @@ def test_transitions_without_a_choice_change_no_bit(normalized):
 
 def test_a_policy_without_any_choice_learns_nothing(normalized):
     learner, state = normalized
-    busy, _ = learner.run(
-        with_params(state, constant=1.0, late=1.0), num_updates=4
-    )  # the optimizer has momentum
-    before, _ = learner.run(
-        with_params(busy, intervals=(0, 0), constant=3.0), num_updates=4
-    )  # first steps still decide
+    # gives the optimizer momentum
+    busy, _ = learner.run(with_params(state, constant=1.0, late=1.0), num_updates=4)
+    # the first steps still decide
+    before, _ = learner.run(with_params(busy, intervals=(0, 0), constant=3.0), num_updates=4)
     after, metrics = learner.run(before, num_updates=4)
     assert_equal(before.policies, after.policies)
     assert after.num_updates == 12
@@ -357,7 +355,7 @@ def test_ratio_is_one_without_learning(recurrent_size):
 def test_advantages_of_a_whole_update_by_hand(recurrent_size, wraps, gamma):
     """V = 4, gamma = lambda = 0.5, a decision every 2 steps, and truncation after 3 steps.
 
-    The final observation is that of time 0 (a decision) or of time 3 (none).
+    The final observation is of time 0 (a decision) or of time 3 (none).
     """
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
     learner = learner_of(

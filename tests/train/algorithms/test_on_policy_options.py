@@ -1,8 +1,9 @@
-"""Every on-policy option at once on the probe `Shop`, against a NumPy reference that steps through the same rows.
+"""All on-policy options together on the probe `Shop`, against a NumPy reference.
 
-Pilots are recurrent with separate trunks, act by a squashed Gaussian, and normalise everything. Clerks make two choices
-under a mask that is another in every step: the novice, one of them, without a memory; the others with a shared trunk
-and in minibatches. Pilots and the novice take one plain step down the gradient, which the reference differentiates.
+Pilots are recurrent with separate trunks, act by a squashed Gaussian and normalize everything.
+Clerks make two masked choices. The novice, one of them, is feed-forward; the others have a shared
+recurrent trunk and minibatches. Pilots and the novice take one step of plain gradient descent,
+which is compared with numerical derivatives of the reference.
 """
 
 import dataclasses
@@ -57,10 +58,9 @@ def exact_products():
 
 
 class Spied(PPO):
-    """Its rows keep what was seen before a reset, also those of recurrent policies and where nothing truncates."""
+    """PPO that stores all final observations and reports ratios and valid transitions."""
 
     def loss(self, new, batch, options, mean):
-        """Adds to the metrics how far from 1 the ratio of a valid row is at most, and how many rows are valid."""
         error = jnp.where(batch.valid, jnp.abs(jnp.exp(new.log_prob - batch.log_prob) - 1), 0.0)
         spied = {"ratio_error": jnp.max(error), "live_rows": jnp.sum(batch.valid)}
         spied = {name: jnp.broadcast_to(value, new.log_prob.shape) for name, value in spied.items()}
@@ -75,9 +75,9 @@ class Spied(PPO):
 
 @pytest.fixture(scope="module")
 def shop():
-    """Returns (learner, the states before and after each of three updates, their rollouts, their metrics).
+    """Return (learner, states before and after each of three updates, rollouts, metrics).
 
-    The learning rate is 0 until the last update: each minibatch before it is a first one.
+    The learning rate is 0 until the last update: the policy that acted computes all minibatches.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ALGORITHMS, "PPO", Spied)
@@ -103,24 +103,24 @@ def shop():
 
 @dataclasses.dataclass
 class Seen:
-    """What the reference says of one policy in one rollout."""
+    """Results of the reference for one policy and one rollout."""
 
-    rows: Any  # as played
+    rows: Any
     outputs: np.ndarray
     value: np.ndarray
     advantage: np.ndarray
     target: np.ndarray
-    seen_statistics: (
-        dict  # name of the part -> (mean, variance) of all live rows up to this rollout's end
-    )
-    reward_variance: float  # of the discounted sums, likewise
-    sums: np.ndarray  # the discounted sums after the last row, 0 where an episode ended
-    losses: Callable  # of other parameters -> the parts of the loss
+    # name of a part -> (mean, variance), of all valid transitions up to the end of this rollout
+    seen_statistics: dict
+    # of the discounted sums of all valid transitions up to the end of this rollout
+    reward_variance: float
+    sums: np.ndarray  # discounted sums after the last step, 0 where an episode ended
+    losses: Callable  # parameters -> terms of the loss
 
 
 @pytest.fixture(scope="module")
 def expected(shop):
-    """Returns {policy: [Seen of each rollout]}."""
+    """Return {policy: [Seen of each rollout]}."""
     _, states, played, _ = shop
     return {
         name: list(of_policy(config, name, states, played)) for name, config in POLICIES.items()
@@ -129,7 +129,7 @@ def expected(shop):
 
 def of_policy(config, name, states, played):
     rows_so_far, sums_so_far, before = {"place": [], "clock": []}, [], 0.0
-    # before anything was seen nothing is shifted, but it is clipped
+    # initial statistics do not shift observations, but these are clipped
     statistics, variance = (
         dict.fromkeys(rows_so_far, (0.0, 1.0)) if config.normalize_observation else None,
         1.0,
@@ -177,7 +177,7 @@ def of_policy(config, name, states, played):
 
 
 def losses_of(config, rows, play, advantage, target, params):
-    """Returns the parts of the loss that a policy with these parameters has on the rows that it learns from."""
+    """Return the terms of the loss of a policy with these parameters."""
     outputs, value, _ = play(params)
     if "free" in params:
         log_std = np.broadcast_to(params["free"], outputs.shape)
@@ -200,12 +200,12 @@ def losses_of(config, rows, play, advantage, target, params):
 
 
 def in_the_box(free):
-    """The pilots' actions, between -1 and 3, for what is kept of them."""
+    """Return the pilots' actions, between -1 and 3, from their unbounded samples."""
     return 1 + 2 * np.tanh(free.astype(np.float64))
 
 
 def positive_replicas(config, rows):
-    """Returns [N] bool: from which replicas the policy learns, for a ratio of 0 or none."""
+    """Return [N] bool, the replicas to learn from, if `neg_pos_env_ratio` is 0 or disabled."""
     positive = np.any(rows.terminated & rows.live, axis=(0, 2))
     return (
         positive if config.options.neg_pos_env_ratio == 0 and positive.any() else np.ones(8, bool)
@@ -213,7 +213,7 @@ def positive_replicas(config, rows):
 
 
 def each(shop, expected):
-    """Yields (policy, its configuration, its metrics, what the reference says) for every policy and update."""
+    """Yield (policy, configuration, metrics, reference) for every policy and update."""
     for name, parts in expected.items():
         for i, seen in enumerate(parts):
             metrics = {
@@ -224,28 +224,28 @@ def each(shop, expected):
             yield name, POLICIES[name], metrics, seen
 
 
-def test_shop_has_every_kind_of_row(shop, expected):
+def test_the_rollouts_contain_every_kind_of_transition(shop, expected):
     for _, _, _, seen in each(shop, expected):
         rows = seen.rows
         assert not rows.live.all()
         assert np.any(rows.terminated & rows.live)
-        assert np.any(rows.live[1:] & ~rows.live[:-1])  # another episode begins inside the rollout
+        assert np.any(rows.live[1:] & ~rows.live[:-1])  # another episode starts inside the rollout
     assert len(np.unique(shop[2][0].rows["clerk"].obs["action_mask"].reshape(-1, 5), axis=0)) > 5
     assert shop[2][0].over.any(axis=0).all()
-    assert not shop[2][0].over[-1].any()  # what is carried crosses rollouts
+    assert not shop[2][0].over[-1].any()  # carries cross rollouts
 
 
 # --- acting ---
 
 
-def test_values_are_those_of_a_network_that_is_stepped_through(shop, expected):
-    """Also that a memory is emptied where an episode ends, and only there."""
+def test_values_equal_the_reference_step_by_step(shop, expected):
+    """The recurrent state is reset at the end of an episode, and only there."""
     for _, _, _, seen in each(shop, expected):
         live = seen.rows.live
         np.testing.assert_allclose(seen.rows.value[live], seen.value[live], rtol=1e-3, atol=1e-4)
 
 
-def test_value_after_a_time_limit_is_of_the_carry_before_the_reset(shop, expected):
+def test_final_values_use_the_carry_before_the_reset(shop, expected):
     for _, _, metrics, seen in each(shop, expected):
         live = seen.rows.live
         np.testing.assert_allclose(
@@ -257,10 +257,10 @@ def test_value_after_a_time_limit_is_of_the_carry_before_the_reset(shop, expecte
         )
 
 
-def test_log_probs_are_those_of_the_row_s_own_mask_and_of_the_squashed_density(shop, expected):
+def test_log_probabilities_use_the_mask_and_the_squashed_density(shop, expected):
     for name, _, _, seen in each(shop, expected):
         rows, live = seen.rows, seen.rows.live
-        if name == "pilot":  # the deviations are still 1
+        if name == "pilot":  # the initial standard deviations are 1
             exact = reference.squashed_log_prob(
                 seen.outputs, np.zeros(2), in_the_box(rows.action), -1.0, 3.0
             )
@@ -269,7 +269,7 @@ def test_log_probs_are_those_of_the_row_s_own_mask_and_of_the_squashed_density(s
         np.testing.assert_allclose(rows.log_prob[live], exact[live], rtol=1e-3, atol=1e-3)
 
 
-def test_unroll_is_acting_step_by_step(shop, expected):
+def test_unroll_equals_single_steps(shop, expected):
     learner, states, played, _ = shop
     for name, policy in learner.setup.policies.items():
         if not policy.config.network.recurrent_size:
@@ -285,19 +285,19 @@ def test_unroll_is_acting_step_by_step(shop, expected):
         np.testing.assert_allclose(value[live], flat(seen.value)[live], rtol=1e-3, atol=1e-4)
 
 
-def test_ratio_is_one_on_every_live_row_of_a_first_minibatch(shop):
+def test_ratio_is_1_on_valid_transitions_before_the_first_change(shop):
     for metrics in shop[3][:-1]:
         for name in POLICIES:
             assert metrics[f"{name}/ratio_error"] < 1e-4
             assert metrics[f"{name}/approx_kl"] < 1e-6
     assert shop[3][0]["clerk/gradient_steps"] == 4  # 2 epochs of 2 minibatches
-    assert shop[3][-1]["clerk/ratio_error"] > 1e-3  # the spy can see
+    assert shop[3][-1]["clerk/ratio_error"] > 1e-3  # and not 1 afterwards
 
 
 # --- learning ---
 
 
-def test_losses_of_one_step(shop, expected):
+def test_losses_equal_the_reference(shop, expected):
     for name in ("pilot", "novice"):
         for state, seen, metrics in zip(shop[1], expected[name], shop[3], strict=False):
             for part, exact in seen.losses(float64(state.policies[name].params)).items():
@@ -309,8 +309,8 @@ def float64(params):
 
 
 @pytest.mark.parametrize("name", ["pilot", "novice"])
-def test_one_step_goes_down_the_slope_of_the_whole_loss(shop, expected, name):
-    """Every array of parameters, along a random direction in it; the reference knows no gradients."""
+def test_one_step_follows_the_gradient_of_the_whole_loss(shop, expected, name):
+    """Compare the change of every parameter array along a random direction."""
     before, after = (float64(state.policies[name].params) for state in shop[1][-2:])
     loss = lambda params: expected[name][-1].losses(params)["loss"]  # noqa: E731
     rng, squares = np.random.default_rng(0), 0.0
@@ -331,7 +331,7 @@ def test_one_step_goes_down_the_slope_of_the_whole_loss(shop, expected, name):
 # --- running statistics ---
 
 
-def test_statistics_are_of_all_live_rows_seen_so_far(shop, expected):
+def test_observation_statistics_are_of_all_valid_transitions(shop, expected):
     for name, parts in expected.items():
         config = POLICIES[name]
         for state, seen in zip(shop[1][1:], parts, strict=True):
@@ -347,7 +347,7 @@ def test_statistics_are_of_all_live_rows_seen_so_far(shop, expected):
             assert "action_mask" not in normalizer.obs
 
 
-def test_reward_statistics_are_of_the_discounted_sums_of_live_rows(shop, expected):
+def test_reward_statistics_are_of_discounted_sums_of_valid_transitions(shop, expected):
     for name, parts in expected.items():
         if not POLICIES[name].options.normalize_reward:
             continue
@@ -367,7 +367,7 @@ def test_reward_statistics_are_of_the_discounted_sums_of_live_rows(shop, expecte
 # --- metrics ---
 
 
-def test_rollout_metrics_over_live_rows(shop, expected):
+def test_rollout_metrics_are_over_valid_transitions(shop, expected):
     for _, _, metrics, seen in each(shop, expected):
         live = seen.rows.live
         reward = seen.rows.reward[live]
@@ -392,7 +392,7 @@ def test_normalized_advantages_have_mean_0(shop, expected):
 # --- neg_pos_env_ratio in a run ---
 
 
-def test_ratio_0_learns_from_the_positive_replicas_alone(shop, expected):
+def test_ratio_0_learns_only_from_positive_replicas(shop, expected):
     some = []
     for _, config, metrics, seen in each(shop, expected):
         live, chosen = seen.rows.live, positive_replicas(config, seen.rows)
@@ -410,7 +410,7 @@ def test_ratio_0_learns_from_the_positive_replicas_alone(shop, expected):
 # --- the training state ---
 
 
-def test_dead_rows_change_no_bit(shop):
+def test_invalid_transitions_change_no_bit(shop):
     learner, states, _, _ = shop
     params = dataclasses.replace(
         states[2].env_params, dead_obs=jnp.float32(-7.0), dead_reward=jnp.float32(5.0)
@@ -421,7 +421,7 @@ def test_dead_rows_change_no_bit(shop):
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_a_restored_state_is_the_state_bit_for_bit(shop, tmp_path):
+def test_a_restored_state_equals_the_saved_state(shop, tmp_path):
     learner, states, _, _ = shop
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         save(manager, 3, states[3], {"metrics_size": 0})
@@ -434,8 +434,7 @@ def test_a_restored_state_is_the_state_bit_for_bit(shop, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_play_uses_the_statistics_and_changes_none(shop, expected):
-    """As an evaluation does."""
+def test_play_normalizes_observations(shop, expected):
     learner, states, played, _ = shop
     for name, policy in learner.setup.policies.items():
         state, part = states[1].policies[name], played[1]
@@ -455,7 +454,7 @@ def test_play_uses_the_statistics_and_changes_none(shop, expected):
 
 
 @pytest.mark.slow
-def test_population_member_is_its_solo_run(shop):
+def test_a_population_member_equals_its_solo_run(shop):
     learner, states, _, _ = shop
     keys = [states[0].key, jax.random.key(9)]
     starts = [states[2].replace(key=key) for key in keys]

@@ -1,4 +1,4 @@
-"""Learning with one option at a time: what must come out on the probes does not change with it."""
+"""Probe environments with one option at a time: the solution does not depend on it."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ OPTIONS = {
     "value_clip": {"value_clip": 0.5},
     "target_kl": {"target_kl": 0.05},
 }
-NOT_OF_A2C = ("value_clip", "target_kl")  # which makes one step, from where it acted
+NOT_OF_A2C = ("value_clip", "target_kl")  # A2C takes one step from the policy that acted
 CASES = [
     (name, algorithm)
     for name in OPTIONS
@@ -53,7 +53,7 @@ CASES = [
 
 @functools.cache
 def learn(option, algorithm):
-    """Returns probe -> (probability of action 1 [2], value [2] of rewards that are not scaled) for SIGNALS."""
+    """Return probe -> (probability of action 1 [2], value of unscaled rewards [2]) for SIGNALS."""
     config = tiny_policy(algorithm, **OPTIONS[option])
     blocks = 4 if config.network.recurrent_size else 0  # whole sequences must fill two minibatches
     learner = make_learner(tiny_config("probe_signal", {"agent": config}, num_blocks=blocks))
@@ -73,7 +73,7 @@ def learn(option, algorithm):
 
 
 @pytest.mark.parametrize(("option", "algorithm"), CASES)
-def test_value_of_what_is_seen(option, algorithm):
+def test_value_of_the_observation(option, algorithm):
     np.testing.assert_allclose(learn(option, algorithm)["by_signal"][1], [-1, 1], atol=0.15)
 
 
@@ -83,7 +83,7 @@ def test_value_is_discounted(option, algorithm):
 
 
 @pytest.mark.parametrize(("option", "algorithm"), CASES)
-def test_action_fits_what_is_seen(option, algorithm):
+def test_action_depends_on_the_observation(option, algorithm):
     probability = learn(option, algorithm)["by_match"][0]
     assert probability[0] < 0.1
     assert probability[1] > 0.9
@@ -91,10 +91,9 @@ def test_action_fits_what_is_seen(option, algorithm):
 
 @pytest.mark.parametrize(("option", "algorithm"), CASES)
 def test_value_after_a_time_limit(option, algorithm):
-    # what a recurrent policy remembers at the end it knows from nowhere else: over seeds its values are 0.5 off at most
-    atol = (
-        1.0 if option == "recurrent" else 0.3
-    )  # without a value after the limit they would be 1.6 off
+    # values of a recurrent policy after the limit are learned only by generalization, with errors
+    # up to 0.5 over seeds; without bootstrapping the error would be 1.6
+    atol = 1.0 if option == "recurrent" else 0.3
     np.testing.assert_allclose(
         learn(option, algorithm)["final_obs"][1], [-ENDLESS, ENDLESS], atol=atol
     )

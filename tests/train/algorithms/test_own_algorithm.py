@@ -61,7 +61,7 @@ class ReinforceOptions:
 
 
 class Reinforce(Algorithm):
-    """REINFORCE (Williams, 1992) with a linear network and a running mean of rewards as baseline."""
+    """REINFORCE (Williams, 1992), a linear network with a running mean of rewards as baseline."""
 
     Options = ReinforceOptions
 
@@ -117,10 +117,8 @@ def awr_config(**changes):
         "total_env_steps": 6 * 64,
     }
     base["policies.agent.network.hidden_sizes"] = [8]
-    base["policies.agent.learning_rate"] = [
-        [0, 2.5e-3],
-        [150_000, 1e-4],
-    ]  # independent of the run length
+    # independent of the run length
+    base["policies.agent.learning_rate"] = [[0, 2.5e-3], [150_000, 1e-4]]
     return load_config("cartpole_ppo", **(base | changes))
 
 
@@ -151,9 +149,13 @@ def test_the_example_weights_actions_by_their_advantage(temperature):
 def test_the_example_ignores_invalid_transitions():
     """Also in gradients, if the advantage of an invalid transition is infinite."""
 
+    batch = batch_of([1.0, math.inf])
+
+    def mean(terms):
+        return {name: masked_mean(values, batch.valid) for name, values in terms.items()}
+
     def loss(log_prob):
-        new, batch = Evaluation(log_prob, log_prob * 0, log_prob * 0), batch_of([1.0, math.inf])
-        mean = lambda terms: {n: masked_mean(rows, batch.valid) for n, rows in terms.items()}  # noqa: E731
+        new = Evaluation(log_prob, log_prob * 0, log_prob * 0)
         return AWR().loss(new, batch, AWR.Options(), mean)[0]
 
     gradient = jax.grad(loss)(jnp.array([-2.0, -3.0]))

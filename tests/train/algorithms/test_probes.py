@@ -1,4 +1,4 @@
-"""Learning on probe environments: each isolates one part of A2C and PPO, and what must come out is known."""
+"""A2C and PPO on probe environments with known solutions, each for one part of learning."""
 
 import functools
 
@@ -17,7 +17,7 @@ from wdjax.train.state.state import PolicyState
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 GAMMA = 0.7
-ENDLESS = 1 / (1 - GAMMA)  # the value of a reward of 1 in every step for ever
+ENDLESS = 1 / (1 - GAMMA)  # the value of a reward of 1 in every step, without end
 UPDATES = 300
 
 SIGNAL_PROBES = {
@@ -30,7 +30,7 @@ SIGNAL_PROBES = {
     "final_obs": SignalParams(by_signal=1.0, episode_length=2, time_limit=True, same_signal=True),
     "terminates": SignalParams(constant=1.0, episode_length=2),
 }
-# What the agent can see, (signal, time), in the order of the arrays below.
+# All observations (signal, time), in the order of the arrays below.
 SIGNALS = jnp.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]])
 
 
@@ -41,15 +41,15 @@ def exact_products():
         yield
 
 
-# PPO takes every path that A2C takes, and some more
+# PPO covers all code of A2C
 @pytest.fixture(scope="module", params=[pytest.param("A2C", marks=pytest.mark.slow), "PPO"])
 def algorithm(request):
     plain = {"A2C": A2C, "PPO": PPO}[request.param]
 
     class Spied(plain):
         def loss(self, new, batch, options, mean):
-            """Adds to the metrics how far from 1 the probability ratio of a valid transition is at most."""
-            if batch.log_prob is None:  # A2C's rollouts keep none
+            """Report the largest distance of the probability ratio from 1."""
+            if batch.log_prob is None:  # A2C does not store it
                 return super().loss(new, batch, options, mean)
             error = jnp.abs(jnp.exp(jnp.where(batch.valid, new.log_prob - batch.log_prob, 0.0)) - 1)
             spied = {"ratio_error": jnp.max(error) + jnp.zeros_like(error)}
@@ -61,7 +61,7 @@ def algorithm(request):
 
 
 def play(learner, run, state, env_params):
-    """Trains from `state` with these env_params. Returns (parameters by policy, metrics)."""
+    """Train from `state` with these env_params. Return (parameters by policy, metrics)."""
     env_params = jax.tree.map(
         lambda old, new: jnp.asarray(new, old.dtype), state.env_params, env_params
     )
@@ -74,7 +74,7 @@ def play(learner, run, state, env_params):
 
 @pytest.fixture(scope="module")
 def signal(algorithm):
-    """Trains all probes at once, a population. Returns (learner, its compiled run, its first state)."""
+    """Return (learner, compiled run, initial state) of a population, one member per probe."""
     learner = make_learner(tiny_config("probe_signal", {"agent": tiny_policy(algorithm)}))
     run = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=UPDATES)))
     keys = jax.random.split(jax.random.key(0), len(SIGNAL_PROBES))
@@ -85,7 +85,7 @@ def signal(algorithm):
 
 @pytest.fixture(scope="module")
 def learned(signal):
-    """Returns probe -> (probability of action 1 [4], value [4]) for SIGNALS."""
+    """Return probe -> (probability of action 1 [4], value [4]) for SIGNALS."""
     learner, run, state = signal
     states = run(state)[0].policies["agent"]
     outputs, values, _ = jax.vmap(learner.setup.policies["agent"].apply, (0, None))(states, SIGNALS)
@@ -109,7 +109,7 @@ def test_later_reward_is_discounted(learned):
     assert_values(learned, "delayed", [GAMMA, GAMMA, 1, 1])
 
 
-def test_better_action_is_taken(learned):
+def test_the_better_action_is_learned(learned):
     assert np.all(learned["by_action"][0][:2] > 0.95)
 
 
@@ -131,14 +131,14 @@ def test_termination_does_not_bootstrap(learned):
     assert_values(learned, "terminates", [1 + GAMMA, 1 + GAMMA, 1, 1])
 
 
-def test_ratio_is_one_where_nothing_was_learned_yet(signal):
+def test_ratio_is_one_without_learning(signal):
     _, run, state = signal
     frozen = with_hypers(state, **{"agent.learning_rate": 0.0})
     assert_ratio_is_one(run(frozen)[1], "agent")
 
 
 def assert_ratio_is_one(metrics, policy):
-    """Every minibatch of every epoch: with a learning rate of 0 each is a first one."""
+    """In every minibatch of every epoch, as the learning rate is 0."""
     if f"{policy}/approx_kl" not in metrics:  # A2C has no ratio
         assert f"{policy}/ratio_error" not in metrics
         return
@@ -147,15 +147,14 @@ def assert_ratio_is_one(metrics, policy):
     assert np.max(error) < 1e-4
 
 
-# --- two players, of whom one leaves early ---
+# --- two players, one leaves early ---
 
 
 @pytest.fixture(scope="module")
 def leaver(algorithm):
-    """Returns (learner, its compiled run, its first state)."""
-    policy = tiny_policy(
-        algorithm, entropy_coefficient=0.01
-    )  # so that every part of the loss could feel a dead row
+    """Return (learner, run, initial state)."""
+    # all terms of the loss have a weight
+    policy = tiny_policy(algorithm, entropy_coefficient=0.01)
     learner = make_learner(tiny_config("probe_leaver", {"player": policy}))
     return (
         learner,
@@ -164,8 +163,8 @@ def leaver(algorithm):
     )
 
 
-def test_rewards_after_leaving_are_worth_nothing(leaver):
-    # What the first player sees once it is out is what it saw in its last step: only the live flag tells them apart.
+def test_rewards_after_leaving_have_no_value(leaver):
+    # After leaving, the first player repeats its last observation: only `live` differs.
     params, _ = play(*leaver, LeaverParams(dead_reward=-5.0))
     rows = jnp.eye(2 * Leaver.LENGTH)
     _, value, _ = (
@@ -176,13 +175,13 @@ def test_rewards_after_leaving_are_worth_nothing(leaver):
     np.testing.assert_allclose(value[4:], stays, atol=0.1)
 
 
-def test_rows_after_leaving_change_no_bit(leaver):
+def test_transitions_after_leaving_change_no_bit(leaver):
     zeros, _ = play(*leaver, LeaverParams())
     garbage, _ = play(*leaver, LeaverParams(dead_obs=1e6, dead_reward=-1e6))
     jax.tree.map(np.testing.assert_array_equal, zeros, garbage)
 
 
-def test_ratio_is_one_on_rows_before_leaving(leaver):
+def test_ratio_is_one_on_transitions_before_leaving(leaver):
     learner, run, state = leaver
     frozen = with_hypers(state, **{"player.learning_rate": 0.0})
     _, metrics = play(learner, run, frozen, LeaverParams(dead_obs=1e6))
@@ -194,7 +193,7 @@ def test_ratio_is_one_on_rows_before_leaving(leaver):
 
 @pytest.fixture(scope="module")
 def pair(algorithm):
-    """Returns (learner, its compiled run, its first state)."""
+    """Return (learner, run, initial state)."""
     policies = {"pilot": tiny_policy(algorithm), "clerk": tiny_policy(algorithm)}
     learner = make_learner(tiny_config("probe_pair", policies))
     return (
@@ -206,13 +205,13 @@ def pair(algorithm):
 
 @pytest.fixture(scope="module")
 def pair_learned(pair):
-    """Returns (parameters by policy, metrics) of a run with the default params."""
+    """Return (parameters by policy, metrics) of a run with the default params."""
     return play(*pair, Pair().default_params)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("changed", "other"), [("clerk", "pilot"), ("pilot", "clerk")])
-def test_policy_does_not_feel_the_other_group(pair, pair_learned, changed, other):
+def test_a_policy_does_not_depend_on_the_other_group(pair, pair_learned, changed, other):
     env_params = Pair().default_params.replace(
         **{f"{changed}_scale": -3.0, f"{changed}_noise": 7.0}
     )
@@ -232,12 +231,12 @@ def test_gaussian_finds_the_optimum_inside_the_box(pair, pair_learned):
     )
 
 
-def test_environment_gets_actions_inside_the_box(pair_learned):
+def test_actions_are_inside_the_box(pair_learned):
     assert np.nansum(pair_learned[1]["episodes"]) >= UPDATES
     assert np.nansum(pair_learned[1]["episode_outside"]) == 0
 
 
-def test_multi_discrete_policy_takes_the_best_of_both_choices(pair, pair_learned):
+def test_a_multi_discrete_policy_learns_both_choices(pair, pair_learned):
     policy, learned = pair[0].setup.policies["clerk"], PolicyState(pair_learned[0]["clerk"], None)
     signals, days = jnp.array([[1.0], [-1.0]]), jnp.array([1, 1])
     for second in ([1, 1, 1], [1, 1, 0], [0, 1, 1]):
@@ -248,11 +247,11 @@ def test_multi_discrete_policy_takes_the_best_of_both_choices(pair, pair_learned
         assert jnp.all(jnp.exp(policy.distribution.log_prob(outputs, best)) > 0.9)
 
 
-def test_forbidden_choices_are_never_taken(pair_learned):
+def test_masked_actions_are_never_taken(pair_learned):
     assert np.nansum(pair_learned[1]["episode_forbidden"]) == 0
 
 
-def test_ratio_is_one_for_each_policy_in_its_own_rows(pair):
+def test_ratio_is_one_for_each_policy(pair):
     _, run, state = pair
     frozen = with_hypers(state, **{"pilot.learning_rate": 0.0, "clerk.learning_rate": 0.0})
     _, metrics = run(frozen)

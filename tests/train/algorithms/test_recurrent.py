@@ -1,4 +1,4 @@
-"""Recurrent policies: a game that only a memory solves, and where memory begins and ends."""
+"""Recurrent policies: a task that requires memory, and resets of the recurrent state."""
 
 import dataclasses
 import functools
@@ -18,17 +18,14 @@ from wdjax.train.networks.distributions import Categorical
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 UPDATES = 150
-SIZES = {
-    "num_envs": 16,
-    "num_blocks": 4,
-    "rollout_length": 6,
-}  # episodes of 4 steps: they cross rollouts
+# episodes of 4 steps cross rollouts
+SIZES = {"num_envs": 16, "num_blocks": 4, "rollout_length": 6}
 RATE = ((0, 0.02), (UPDATES * 16 * 6, 0.0))
 LEARNING = {"learning_rate": RATE, "gamma": 0.9, "entropy_coefficient": 0.01}
 
 
 def recall(recurrent_size, algorithm="PPO"):
-    """Trains on Recall. Returns (learner, state, mean return of the last 20 updates: -1 to 1)."""
+    """Train on Recall. Return (learner, state, mean return of the last 20 updates in [-1, 1])."""
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
     policy = tiny_policy(algorithm, network=network, **LEARNING)
     learner = make_learner(tiny_config("probe_recall", {"agent": policy}, **SIZES))
@@ -41,21 +38,21 @@ def remembering():
     return recall(8)
 
 
-def test_memory_solves_what_needs_one(remembering):
+def test_a_recurrent_policy_solves_a_task_that_requires_memory(remembering):
     assert remembering[2] > 0.9
 
 
 @pytest.mark.slow
-def test_without_memory_it_is_a_guess():
+def test_a_feed_forward_policy_does_not_solve_it():
     assert abs(recall(0)[2]) < 0.3
 
 
 @pytest.mark.slow
-def test_memory_learns_by_a2c_too():
+def test_a_recurrent_policy_learns_by_a2c():
     assert recall(8, "A2C")[2] > 0.9
 
 
-def test_evaluation_carries_the_memory_too(remembering):
+def test_evaluations_carry_the_recurrent_state(remembering):
     learner, state, _ = remembering
     assert (
         evaluate(learner, state, jax.random.key(1), 64, True).episode_return["agent"].mean() > 0.95
@@ -63,7 +60,7 @@ def test_evaluation_carries_the_memory_too(remembering):
 
 
 class StartsElsewhere(PPO):
-    """PPO with a recurrent state that starts each episode at a number for each agent."""
+    """PPO with an initial recurrent state for each agent."""
 
     def init_carry(self, policy, num_envs):
         agents = jnp.arange(1.0, 1 + policy.assignment.num_agents)
@@ -75,16 +72,15 @@ def test_every_episode_starts_from_init_carry():
     network = dataclasses.replace(NETWORK, recurrent_size=3)
     policy = tiny_policy("PPO", network=network, epochs=1, minibatches=1)
     policy = change_policy(policy, algorithm=f"{__name__}:StartsElsewhere")
-    learner = make_learner(
-        tiny_config("probe_leaver", {"player": policy}, rollout_length=8)
-    )  # two episodes of 4 steps
+    # two episodes of 4 steps
+    learner = make_learner(tiny_config("probe_leaver", {"player": policy}, rollout_length=8))
     state, metrics = learner.update(learner.init(jax.random.key(0)))
     expected = jnp.broadcast_to(jnp.array([1.0, 2.0])[None, :, None], (8, 2, 3))
     np.testing.assert_array_equal(state.memory["player"].carry[0], expected)
-    assert metrics["player/approx_kl"] < 1e-9  # the loss unrolls what acted
+    assert metrics["player/approx_kl"] < 1e-9  # unrolling in the loss equals acting
 
 
-# --- the network alone ---
+# --- the network ---
 
 
 def make(shared_trunk=True, **changes):
@@ -100,7 +96,10 @@ act, unroll = nnx.jit(ActorCritic.__call__), nnx.jit(ActorCritic.unroll)
 
 @functools.cache
 def unrolled(shared_trunk):
-    """Returns (what unroll gives, what single steps give) for 5 steps of 2 sequences; the second begins anew twice."""
+    """Return (outputs of unroll, outputs of single steps, network, observations).
+
+    5 steps of 2 sequences; the second one restarts twice.
+    """
     network, config = make(shared_trunk)
     obs = jax.random.normal(jax.random.key(1), (5, 2, 2))
     carry = jax.tree.map(lambda leaf: leaf + 0.5, empty_carry(config, (2,)))
@@ -114,14 +113,14 @@ def unrolled(shared_trunk):
 
 
 @pytest.mark.parametrize("shared_trunk", [True, False])
-def test_unroll_is_one_step_after_the_other(shared_trunk):
+def test_unroll_equals_single_steps(shared_trunk):
     together, alone, _, _ = unrolled(shared_trunk)
     for ours, theirs in zip(together, alone, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shared_trunk", [True, False])
-def test_a_step_depends_on_the_past_of_its_own_episode_alone(shared_trunk):
+def test_a_step_depends_only_on_the_past_of_its_episode(shared_trunk):
     _, _, network, obs = unrolled(shared_trunk)
     carry = empty_carry(make(shared_trunk)[1], (2,))
     restart = jnp.zeros((5, 2), bool).at[3, 1].set(True)

@@ -1,4 +1,4 @@
-"""The replay buffer: n-step transitions against a plain loop over several rollouts, and the ring against a list."""
+"""Replay buffer: n-step transitions against a loop over rollouts, and the ring against a list."""
 
 import functools
 
@@ -38,7 +38,7 @@ ONE_STEP = Steps(
 
 
 def numbered_steps(reward, terminated, over, live):
-    """Steps [T, N, n] whose observations are their places in time, replica and agent, and then 0.5 more."""
+    """Return steps [T, N, n] with observations 100 t + 10 i + j, and 0.5 more after the step."""
     time, replica, agent = np.indices(reward.shape)
     place = (100 * time + 10 * replica + agent)[..., None].astype(np.float32)
     return Steps(
@@ -47,7 +47,7 @@ def numbered_steps(reward, terminated, over, live):
 
 
 def transitions_by_loop(steps, n_step, gamma):
-    """Returns for every block the rows (obs, reward, next_obs, discount) of its live steps that n steps follow."""
+    """Return (obs, reward, next_obs, discount) of all complete n-step transitions of each block."""
     blocks = [[] for _ in range(BLOCKS)]
     for t, i, j in np.ndindex(*steps.reward.shape):
         if not steps.live[t, i, j] or t + n_step > len(steps.reward):
@@ -67,7 +67,7 @@ def transitions_by_loop(steps, n_step, gamma):
 
 @functools.partial(jax.jit, static_argnums=2)
 def remember_all(steps, gamma, n_step):
-    """Hands the steps over rollout by rollout."""
+    """Store the steps, one rollout after the other."""
     replay = empty_replay(ONE_STEP, N, AGENTS, BLOCKS, T * ROLLOUTS * N * AGENTS, n_step, T)
     for first in range(0, T * ROLLOUTS, T):
         part = jax.tree.map(lambda leaf, first=first: leaf[first : first + T], steps)
@@ -78,7 +78,7 @@ def remember_all(steps, gamma, n_step):
 flags = arrays(bool, ALL, elements=st.sampled_from([False, False, True]))
 
 
-# n = 5 is longer than a rollout of 3 steps: a window spans three of them
+# 5 steps span three rollouts of 3 steps
 @pytest.mark.parametrize("n_step", [1, 2, 5])
 @given(
     reward=arrays(np.float32, ALL, elements=st.integers(-9, 9)),
@@ -86,16 +86,15 @@ flags = arrays(bool, ALL, elements=st.sampled_from([False, False, True]))
     over=flags,
     dead=flags,
 )
-def test_transitions_are_those_of_a_plain_loop(n_step, reward, terminated, over, dead):
+def test_transitions_equal_a_loop(n_step, reward, terminated, over, dead):
     steps = numbered_steps(reward, terminated, over, ~dead)
     ring = jax.device_get(remember_all(steps, GAMMA, n_step))
     for block, expected in enumerate(transitions_by_loop(steps, n_step, GAMMA)):
         rows = jax.tree.map(lambda leaf, block=block: leaf[block, : ring.size[block]], ring.rows)
         assert ring.size[block] == len(expected)
         got = np.stack([rows.obs[:, 0], rows.reward, rows.next_obs[:, 0], rows.discount], axis=1)
-        np.testing.assert_array_equal(
-            got, expected
-        )  # powers of 1/2 and small whole numbers are exact
+        # powers of 1/2 and small integers are exact
+        np.testing.assert_array_equal(got, expected)
         np.testing.assert_array_equal(rows.action, np.concatenate([rows.obs, -rows.obs], axis=1))
 
 
@@ -104,7 +103,7 @@ def column(values, dtype=np.float32):
 
 
 def three_steps(reward, terminated, over):
-    """Returns (reward, next_obs, discount) of the 3-step transitions that begin in each of 4 steps of one agent."""
+    """Return (reward, next_obs, discount) of the 3-step transitions of one agent."""
     flags = (column(values, bool) for values in (terminated, over))
     steps = numbered_steps(column(reward), *flags, column([1] * len(reward), bool))
     rows, _ = n_step_transitions(steps, jnp.float32(0.5), 3)
@@ -118,26 +117,26 @@ def test_three_steps_by_hand():
     np.testing.assert_array_equal(discount, [0.125] * 4)
 
 
-def test_termination_ends_the_sum_and_is_worth_nothing():
+def test_termination_ends_the_sum_without_bootstrapping():
     reward, _, discount = three_steps([1, 2, 4, 8, 16, 32], [0, 0, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0])
     np.testing.assert_array_equal(reward, [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8])
     np.testing.assert_array_equal(discount, [0, 0, 0, 0.125])
 
 
-def test_time_limit_ends_the_sum_and_bootstraps_from_the_final_observation():
+def test_truncation_ends_the_sum_and_bootstraps_from_the_final_observation():
     reward, next_obs, discount = three_steps([1, 2, 4, 8, 16, 32], [0] * 6, [0, 0, 1, 0, 0, 0])
     np.testing.assert_array_equal(reward, [1 + 1 + 1, 2 + 2, 4, 8 + 8 + 8])
     np.testing.assert_array_equal(next_obs, [200.5, 200.5, 200.5, 500.5])
     np.testing.assert_array_equal(discount, [0.125, 0.25, 0.5, 0.125])
 
 
-def test_an_agent_that_left_while_others_play_on_ends_its_own_sum():
+def test_early_termination_of_an_agent_ends_its_sum():
     reward, _, discount = three_steps([1, 2, 99, 99, 99, 99], [0, 1, 1, 1, 1, 1], [0] * 6)
     np.testing.assert_array_equal(reward[:2], [1 + 1, 2])
     np.testing.assert_array_equal(discount[:2], [0, 0])
 
 
-def test_rows_of_a_block_are_those_of_its_replicas_in_the_order_of_time():
+def test_a_block_contains_its_replicas_in_order_of_time():
     place = numbered_steps(*[np.zeros((3, 4, 2), np.float32)] * 4).obs
     rows = by_block(jnp.array(place), 2)[..., 0]
     np.testing.assert_array_equal(
@@ -161,7 +160,7 @@ def empty_ring(capacity=CAPACITY, room=NEW):
 
 
 def held_rows(ring):
-    """Returns the rows of each block by their numbers, those that count, as arrays of NumPy."""
+    """Return the stored transitions of each block as NumPy arrays."""
     numbers = np.broadcast_to(np.arange(ring.capacity), (2, ring.capacity))
     ring, rows = jax.device_get((ring, take_jit(ring, numbers)))
     rows = jax.tree.map(lambda leaf: leaf.reshape(2, ring.capacity, *leaf.shape[1:]), rows)
@@ -175,7 +174,7 @@ append_jit, take_jit = jax.jit(append), jax.jit(take)
 
 
 @given(live=arrays(bool, (6, 2, NEW)))
-def test_ring_holds_the_newest_live_rows(live):
+def test_the_ring_holds_the_newest_valid_transitions(live):
     ring, seen = empty_ring(), [[], []]
     for k, alive in enumerate(live):
         number = 1.0 + k * 2 * NEW + np.arange(2 * NEW, dtype=np.float32).reshape(2, NEW)
@@ -186,14 +185,13 @@ def test_ring_holds_the_newest_live_rows(live):
             newest = seen[block][-CAPACITY:]
             assert ring.size[block] == len(newest)
             assert ring.position[block] == len(seen[block]) % CAPACITY
-            rolled = np.roll(
-                newest, len(seen[block]) if len(newest) == CAPACITY else 0
-            )  # row i has the number i % 5
+            # transition i is at i % 5
+            rolled = np.roll(newest, len(seen[block]) if len(newest) == CAPACITY else 0)
             np.testing.assert_array_equal(held[block]["x"], rolled)
             np.testing.assert_array_equal(held[block]["y"][:, 0], -rolled.astype(np.int32))
 
 
-def test_of_more_rows_than_it_holds_a_ring_keeps_the_last():
+def test_the_ring_keeps_the_last_of_more_transitions_than_its_capacity():
     number = jnp.arange(1.0, 15.0).reshape(2, 7)
     live = jnp.ones((2, 7), bool).at[0, 6].set(False)
     ring = append(empty_ring(3, 3), {"x": number, "y": number[..., None]}, live)
@@ -205,7 +203,7 @@ def test_of_more_rows_than_it_holds_a_ring_keeps_the_last():
 
 
 @given(live=arrays(bool, (3, 2, NEW)), later=arrays(bool, (2, NEW)))
-def test_a_ring_with_its_places_of_before_is_what_it_was(live, later):
+def test_restoring_the_positions_of_a_ring_undoes_an_append(live, later):
     ring = empty_ring()
     for k, alive in enumerate([*live, later]):
         before, number = (
@@ -218,7 +216,7 @@ def test_a_ring_with_its_places_of_before_is_what_it_was(live, later):
         jax.tree.map(np.testing.assert_array_equal, mine, theirs)
 
 
-def test_take_gives_rows_of_each_block():
+def test_take_returns_transitions_of_each_block():
     zeros = jnp.zeros(2, jnp.int32)
     rows = {"x": jnp.arange(6.0).reshape(2, 3), "y": jnp.arange(12.0).reshape(2, 3, 2)}
     rows = take(Ring(rows, zeros, zeros, zeros + 3, capacity=3), jnp.array([[2, 2], [0, 1]]))

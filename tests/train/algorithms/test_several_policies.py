@@ -1,4 +1,4 @@
-"""Several policies in one program: slices of a group, A2C beside PPO, and one that plays but never learns."""
+"""Several policies in one program: slices of a group, A2C and PPO, and a frozen policy."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def learner():
 
 @pytest.fixture(scope="module")
 def updates(learner):
-    """Returns the states after 0, 1, 2 updates and the metrics of the last."""
+    """Return the states after 0, 1 and 2 updates, and the metrics of the last."""
     first = learner.init(jax.random.key(0))
     second, _ = learner.update(first)
     return first, second, *learner.update(second)
@@ -34,7 +34,7 @@ def parameters_that_moved(updates, name):
     return jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.any(np.not_equal(a, b))), first, last))
 
 
-def test_what_is_not_trainable_stays_and_the_others_learn(updates):
+def test_frozen_policies_do_not_change_and_the_others_learn(updates):
     assert not any(parameters_that_moved(updates, "frozen"))
     assert updates[0].policies["frozen"].opt_state is None
     assert all(parameters_that_moved(updates, "chief"))
@@ -50,8 +50,8 @@ def test_metrics_of_each_policy(updates):
     assert "pilot/value_loss" in metrics
 
 
-def test_each_policy_is_paid_for_its_own_agents(learner, updates):
-    """Of what a frozen policy with all its mass on (0, 0) earns, no other policy sees anything."""
+def test_each_policy_receives_the_rewards_of_its_agents(learner, updates):
+    """Rewards of a frozen policy that always takes (0, 0) do not affect other policies."""
     state = updates[0]
     frozen = jax.tree.map(jnp.zeros_like, state.policies["frozen"].params)
     frozen["policy_head"]["bias"] = jnp.array([50.0, 0, 50.0, 0, 0])
