@@ -89,7 +89,7 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     require(same, f"{path}.algorithm", policy.config.algorithm, f"{theirs.config.algorithm!r}, as in {field}")
     own, other = (read_part(p.config) for p in (policy, theirs))
     for name, value in own.items():
-        require(value == other[name], f"{path}.{name}", value, f"{other[name]!r}, as in {field}")
+        require(value == other.get(name), f"{path}.{name}", value, f"{other.get(name)!r}, as in {field}")
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
     require(mine == his, f"{path}.agents: agent types", mine, f"{his} in this order, as in {field}")
     for kind in ("observation_space", "action_space"):

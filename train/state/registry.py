@@ -72,6 +72,9 @@ def _require_algorithm(what: str, found: Any) -> None:
             raise TypeError(f"{words}: {field.name} has none")
         taken = field.name in PolicyConfig.__dataclass_fields__
         require(not taken, f"{what}: an option", field.name, "a name that is not a field of every policy")
+    base = next((base for base in found.__mro__[1:] if "Options" in vars(base) and base is not Algorithm), None)
+    if base is not None and not issubclass(options, base.Options):
+        raise TypeError(f"{what}: Options must be a subclass of {base.__name__}.Options, which {base.__name__} reads")
 
 
 def read_config(values: Any, imports: bool = True) -> TrainConfig:

@@ -10,6 +10,7 @@ from probes import Leaver, Signal
 
 from wdjax import Box, Dict, MultiDiscrete, envs, vectorize
 from wdjax.train import (
+    PPO,
     NetworkConfig,
     PolicyConfig,
     TrainConfig,
@@ -337,6 +338,21 @@ def test_options_of_a_replaced_algorithm_are_refused():
     one = PolicyConfig(algorithm="A2C", options={"epochs": 4})
     with pytest.raises(ValueError, match=r"policies\.agent\.epochs = 4: A2C has no such option \("):
         make_learner(TrainConfig("cartpole", {"agent": one}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrelated:
+    temperature: float = 1.0
+
+
+class Incomplete(PPO):
+    Options = Unrelated
+
+
+def test_options_must_extend_those_of_the_base_class():
+    words = "Options must be a subclass of PPO.Options, which PPO reads"
+    with pytest.raises(TypeError, match=words):
+        load_config("cartpole", **{f"{AGENT}.algorithm": f"{__name__}:Incomplete"})
 
 
 # --- refusals of make_learner: what Python lets into a dataclass ---

@@ -12,7 +12,15 @@ from box_probes import tiny_ddpg
 from flax import nnx
 from probes import NETWORK, change_policy, tiny_config, tiny_policy
 
-from wdjax.train import Trainer, load_config, load_run, make_learner, record_episode
+from wdjax.train import (
+    PPO,
+    PolicyConfig,
+    Trainer,
+    load_config,
+    load_run,
+    make_learner,
+    record_episode,
+)
 from wdjax.train.learner.init import with_counts
 from wdjax.train.learner.saved import split_checkpoint
 from wdjax.train.learner.warm_start import parse_checkpoint
@@ -336,6 +344,31 @@ def test_another_algorithm_is_refused(source, off_policy):
     )
     with pytest.raises(ValueError, match=r"policies\.agent\.twin_critics = True: must be False"):
         make_learner(tiny_config("probe_box_signal", {"agent": twins})).init(jax.random.key(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModeOptions(PPO.Options):
+    """One more option that affects how parameters are used."""
+
+    mode: str = dataclasses.field(default="a", metadata={"read": True})
+
+
+class Modal(PPO):
+    Options = ModeOptions
+
+
+def test_another_option_of_the_network_is_refused(source):
+    policy = PolicyConfig(
+        algorithm=f"{__name__}:Modal",
+        agents=("player",),
+        checkpoint=f"{source[0]}:both",
+        network=RECURRENT,
+        normalize_observation=True,
+        options={"normalize_reward": True},
+    )
+    learner = make_learner(tiny_config("probe_leaver", {"both": policy}))
+    with pytest.raises(ValueError, match=r"policies\.both\.mode = 'a': must be None, as in"):
+        learner.init(jax.random.key(0))
 
 
 def test_other_spaces_are_refused(source):
