@@ -15,7 +15,7 @@ from wdjax.console import Console
 from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
 from wdjax.experiments.commands.help import help_topic, of_topic, panels_by_tyro
-from wdjax.experiments.sweep.halving import Halving
+from wdjax.experiments.sweep.searching import Halving
 from wdjax.experiments.sweep.members import (
     Point,
     Values,

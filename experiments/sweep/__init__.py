@@ -13,9 +13,8 @@ from wdjax.lazy import import_when_used
 if TYPE_CHECKING:
     from wdjax.experiments.sweep.driver import load_member
     from wdjax.experiments.sweep.grid import sweep
-    from wdjax.experiments.sweep.halving import Halving
     from wdjax.experiments.sweep.pbt import Selection, evolve
-    from wdjax.experiments.sweep.searching import search
+    from wdjax.experiments.sweep.searching import Halving, search
     from wdjax.experiments.sweep.table import read_table
 
 __all__ = ["Halving", "Selection", "evolve", "load_member", "read_table", "search", "sweep"]

@@ -1,7 +1,7 @@
 """A grid: every combination of values, with every seed."""
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from wdjax.experiments.sweep.table import (
     varied_fields,
     write_table,
 )
-from wdjax.train import Population, TrainConfig
+from wdjax.train import TrainConfig
 from wdjax.train.host.callbacks import Callback
 from wdjax.train.storage.folder import plain_config
 
@@ -97,19 +97,15 @@ def sweep(
         running.announce(members, populations[0], len(populations))
         folder = running.workdir / "groups"
         with running.progress(members, folder) as bar:
-            for _ in running.train_all(folder, taken(populations), bar):
+            # each is dropped after its training, because compiled programs take device memory
+            each = (populations.pop(0) for _ in range(len(populations)))
+            for _ in running.train_all(folder, each, bar):
                 rows = read_rows(folder)
                 table = final_table(members, rows, metric)
                 write_table(running.workdir, table)
         if not running.stop.is_set():
             conclude(running, members, rows, table, metric)
     return table
-
-
-def taken(populations: list[Population]) -> Iterator[Population]:
-    """Yield populations and drop each afterwards: compiled programs take memory of the device."""
-    while populations:
-        yield populations.pop(0)
 
 
 def conclude(

@@ -10,7 +10,7 @@ import pytest
 from refusals import refusal
 
 from wdjax.experiments.sweep.grid import sweep
-from wdjax.experiments.sweep.halving import Halving, rung_ends, survivors, trial_scores
+from wdjax.experiments.sweep.searching import Halving, rung_ends, survivors, trial_scores
 from wdjax.experiments.sweep.members import (
     Range,
     make_members,

@@ -14,7 +14,7 @@ from stopping import EndsAfter
 
 from wdjax.experiments.sweep import read_table, search
 from wdjax.experiments.sweep import searching as trials
-from wdjax.experiments.sweep.halving import Halving
+from wdjax.experiments.sweep.searching import Halving
 from wdjax.experiments.sweep.members import parse_settings
 from wdjax.experiments.sweep.optuna_study import (
     Trial,

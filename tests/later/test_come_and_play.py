@@ -21,7 +21,7 @@ from wdjax.drawing.paint import draw_ground, draw_mark, lay_out
 from wdjax.experiments import cli
 from wdjax.experiments.report import curves as report_curves
 from wdjax.experiments.report.curves import draw_panels
-from wdjax.experiments.sweep import halving, searching
+from wdjax.experiments.sweep import searching
 from wdjax.experiments.sweep.driver import Sweep
 from wdjax.experiments.sweep.members import make_members
 from wdjax.train import Population, load_config
@@ -106,7 +106,7 @@ def test_help_of_sweep_names_its_default_folder(capsys):
 
 @later(37, "a search that halves counts env steps that it never trains")
 def test_progress_of_a_halving_search_ends_at_its_total(tmp_path, monkeypatch):
-    config, rungs = load_config("cartpole_ppo"), halving.Halving(4, 2)
+    config, rungs = load_config("cartpole_ppo"), searching.Halving(4, 2)
     points = [{"policies.agent.learning_rate": 0.001 * (1 + number)} for number in range(16)]
 
     def train(self, batch, bar, num_updates, start):
@@ -126,7 +126,7 @@ def test_progress_of_a_halving_search_ends_at_its_total(tmp_path, monkeypatch):
     monkeypatch.setattr(Population, "fit", lambda self, most: len(self.configs))
     running, text = quiet_host(tmp_path)
     members = make_members(config, points, [0])
-    halving.train_trials(running, tmp_path, members, rungs, "score", [])
+    searching.train_trials(running, tmp_path, members, rungs, "score", [])
     ((done, total),) = re.findall(r"([\d,]+) of ([\d,]+) env steps", text.getvalue())[-1:]
     assert done == total
 
