@@ -1,5 +1,6 @@
 """Losses of A2C and PPO, one gradient step, and schedules: numbers by hand."""
 
+import functools
 import math
 
 import jax
@@ -10,8 +11,14 @@ from probes import new_policy
 from shown_policy import fit_once, shown_policy, state_of
 
 from wdjax.train import A2C, PPO
-from wdjax.train.algorithms.fit import Batch, normalized_advantages
-from wdjax.train.algorithms.fit import apply_gradient, make_optimizer
+from wdjax.train.algorithms.fit import (
+    Batch,
+    apply_gradient,
+    fit,
+    make_optimizer,
+    normalized_advantages,
+)
+from wdjax.train.fast.cpu import Cpu
 from wdjax.train.state.engine import Engine
 from wdjax.train.learning import masked_mean
 from wdjax.train.state import Evaluation
@@ -248,6 +255,32 @@ def test_a_step_is_applied_only_if_it_is_taken(take):
     after = jax.jit(lambda take: Engine().apply_if(take, step, state))(take)
     change = -0.1 * np.array([0.1, 0.2, 0.3]) if take else np.zeros(3)
     np.testing.assert_allclose(after.params["value"] - np.array([3, 4, 0]), change, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", [Engine(), Cpu()], ids=["plain", "cpu"])
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_fit_evaluates_batches_by_a_custom_function(engine, minibatches):
+    """The function reads `Batch.extra`. Invalid transitions take no step."""
+
+    def evaluate(policy, state, batch):
+        log_prob = state.params["slope"] * batch.extra
+        return Evaluation(log_prob, jnp.zeros_like(log_prob), state.params["bias"] + batch.extra)
+
+    policy = shown_policy("A2C", engine, optimizer="sgd", learning_rate=0.1, max_grad_norm=math.inf)
+    extra = jnp.array([2.0, 3.0, 9.0]).reshape(3, 1, 1)
+    batch = rollout_of([5, -1, 9], target=[4, 4, 0]).replace(extra=extra)
+    state = state_of(policy, {"slope": jnp.float32(1), "bias": jnp.float32(0)})
+    hypers = hypers_of(policy.config).at(jnp.float32(0))
+    run = functools.partial(fit, A2C().loss, policy, evaluate=evaluate, minibatches=minibatches)
+    state, metrics = jax.jit(lambda state: run(state, hypers, batch, jax.random.key(0), 1))(state)
+    # the gradient of the policy loss is -extra A, in two steps or as a mean
+    slope = 1 + 0.1 * (2 * 5 - 3 * 1) / (2 if minibatches == 1 else 1)
+    np.testing.assert_allclose(state.params["slope"], slope, rtol=1e-6)
+    if minibatches == 1:  # 0.5 (V - R)^2, with errors 2 - 4 and 3 - 4
+        np.testing.assert_allclose(state.params["bias"], 0.1 * (2 + 1) / 2, rtol=1e-6)
+        np.testing.assert_allclose(metrics["value_loss"], (4 + 1) / 2, rtol=1e-6)
+    else:
+        assert metrics["gradient_steps"] == 2
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
