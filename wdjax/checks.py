@@ -128,5 +128,5 @@ def require_key(key: Any) -> None:
 
 def require_bool(field: str, value: Any) -> None:
     """Raise TypeError unless `value` is a bool."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{field} = {value!r}: must be True or False, not {type(value).__name__}")
+    allowed = f"True or False, not {type(value).__name__}"
+    require(isinstance(value, bool | np.bool_), field, value, allowed, TypeError)

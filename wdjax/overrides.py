@@ -23,16 +23,13 @@ def overridden(owner: Any, cls: type, names: Collection[str] = ()) -> str | None
     names = names or [
         n
         for n, value in vars(cls).items()
-        if _is_function(value) and (n[:2] != "__" or n in specials)
+        if (callable(value) or isinstance(value, (property, staticmethod, classmethod)))
+        and (n[:2] != "__" or n in specials)
     ]
     return next(
         (name for name in names if not _is_from(inspect.getattr_static(owner, name), cls, name)),
         None,
     )
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) or isinstance(value, (property, staticmethod, classmethod))
 
 
 def _is_from(value: Any, cls: type, name: str) -> bool:

@@ -87,7 +87,8 @@ def _head_for(
     turns = level(
         jnp.arange(env.num_turn_levels + 1), params.min_turn, params.max_turn, env.num_turn_levels
     )
-    error = _signed(angle[:, None] - state.direction[agents, None] - turns[None])
+    error = angle[:, None] - state.direction[agents, None] - turns[None]
+    error = wrap(error + math.pi) - math.pi  # in [-pi, pi]
     turn = jnp.argmin(jnp.abs(error), axis=1)
     ahead = jnp.min(jnp.abs(error), axis=1) < math.pi / 2
     speed_limit = params.max_speed * jnp.where(
@@ -104,11 +105,6 @@ def _head_for(
     )
     accelerate = jnp.argmin(jnp.abs(target_level[:, None] - levels[None]), axis=1)
     return jnp.stack([accelerate, turn], axis=1).astype(jnp.int32)
-
-
-def _signed(angle: jax.Array) -> jax.Array:
-    """Wrap an angle [rad] to [-pi, pi]."""
-    return wrap(angle + math.pi) - math.pi
 
 
 # --- on the grid ---

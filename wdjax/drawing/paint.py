@@ -7,7 +7,6 @@ import numpy as np
 
 from wdjax.drawing.scene import (
     DISC,
-    Field,
     Lines,
     Mark,
     Plot,
@@ -373,17 +372,10 @@ def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) 
             if text and np.isfinite(x + y):
                 canvas.text(x, y, text, mark.size * k, mark.color, mark.align, mark.bold)
     else:
-        canvas.image(
-            field_rect(scene, layout, mark), at(mark.opacity, at(mark.index, t))[::-1], mark.color
-        )
-
-
-def field_rect(scene: Scene, layout: Layout, mark: Field) -> Rect:
-    """Return the rectangle of a field, in pixels."""
-    (x, y), (right, bottom) = layout.place(
-        scene, np.array([[mark.extent[i], mark.extent[j]] for i, j in ((0, 3), (2, 1))])
-    )
-    return x, y, right - x, bottom - y
+        x0, y0, x1, y1 = mark.extent
+        (x, y), (right, bottom) = layout.place(scene, np.array([[x0, y1], [x1, y0]]))
+        opacity = at(mark.opacity, at(mark.index, t))[::-1]
+        canvas.image((x, y, right - x, bottom - y), opacity, mark.color)
 
 
 def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:

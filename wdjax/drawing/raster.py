@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wdjax.drawing.paint import (
-    Layout,
     Rect,
     curves_of,
     draw_curves,
@@ -209,38 +208,16 @@ def draw_frames(
     backdrop, curves = canvas.array.copy(), curves_of(scene, layout)
     for t in frames:
         canvas.array[:] = backdrop
-        draw_frame(canvas, scene, layout, t, still)
-        draw_curves(canvas, curves, layout.unit, t)
+        for mark in scene.marks[still:]:
+            if isinstance(mark, Shapes) and mark.trail:
+                draw_trail(canvas, scene, layout, mark, t)
+        for mark in scene.marks[still:]:
+            draw_mark(canvas, scene, layout, mark, t)
+        (x, top), k, caption = layout.caption, layout.unit, scene.captions[t]
+        lines = 1 + caption.count("\n")
+        canvas.text(x, top - (5 + 8.5 * lines) * k, caption, 14 * k, "text", "center")
+        draw_curves(canvas, curves, k, t)
         yield canvas.array
-
-
-def draw_frame(canvas: Pixels, scene: Scene, layout: Layout, t: int, still: int) -> None:
-    """Draw the caption of frame t, and all but the first `still` marks with their trails.
-
-    The first `still` marks are static and already part of the backdrop.
-
-    Args:
-        canvas: The canvas, which contains the backdrop.
-        scene: The scene to draw.
-        layout: The layout of the scene.
-        t: The frame.
-        still: The number of marks in the backdrop.
-    """
-    for mark in scene.marks[still:]:
-        if isinstance(mark, Shapes) and mark.trail:
-            draw_trail(canvas, scene, layout, mark, t)
-    for mark in scene.marks[still:]:
-        draw_mark(canvas, scene, layout, mark, t)
-    x, top = layout.caption
-    lines = 1 + scene.captions[t].count("\n")
-    canvas.text(
-        x,
-        top - (5 + 8.5 * lines) * layout.unit,
-        scene.captions[t],
-        14 * layout.unit,
-        "text",
-        "center",
-    )
 
 
 def picture(scene: Scene, t: int = -1, size: tuple[int, int] | None = None) -> np.ndarray:

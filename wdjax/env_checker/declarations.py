@@ -112,9 +112,10 @@ def observations_split_into_others_and_own(case: Case) -> None:
         return
     for group, space in case.by_group(case.observation_space).items():
         of_group = f" of {group!r}" if group else ""
-        parts = [
-            _split(layout, _without_mask(space.single), leading, of_group) for leading in LEADING
-        ]
+        one = space.single
+        if has_mask(one):
+            one = Dict({name: part for name, part in one.spaces.items() if name != MASK})
+        parts = [_split(layout, one, leading, of_group) for leading in LEADING]
         for name, first, other in zip(("others", "own"), *parts, strict=True):
             expect(
                 first == other,
@@ -157,11 +158,3 @@ def _split(
         f"{label} returns present as {words(present)}: must be {expected}, a flag per other agent",
     )
     return others.shape[n:], own.shape[n:]
-
-
-def _without_mask(space: Space) -> Space:
-    return (
-        Dict({name: part for name, part in space.spaces.items() if name != MASK})
-        if has_mask(space)
-        else space
-    )

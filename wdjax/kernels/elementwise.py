@@ -144,8 +144,8 @@ def _remainder(x: jax.Array, y: jax.Array) -> jax.Array:
     if _is_float(x):
         return jax.lax.rem(x, y)
     undefined = _is_undefined(x, y)
-    rest = jax.lax.rem(x, jnp.where(undefined, jnp.ones_like(y), y))  # 0 for a divisor of 1
-    return jnp.where(y == 0, x, rest)
+    # the remainder of a division by 1 is 0
+    return jnp.where(y == 0, x, jax.lax.rem(x, jnp.where(undefined, jnp.ones_like(y), y)))
 
 
 def _is_undefined(x: jax.Array, y: jax.Array) -> jax.Array:
