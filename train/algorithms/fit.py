@@ -158,21 +158,21 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
     return jax.vmap(lambda index: normalize(take(batch.advantage, index), take(batch.valid, index)))(index)
 
 
-def make_optimizer(config: PolicyConfig, hypers: Hypers) -> optax.GradientTransformation:
+def make_optimizer(config: PolicyConfig, max_grad_norm: jax.Array | float) -> optax.GradientTransformation:
     """Return global-norm clipping and the optimizer without the learning rate, which is traced."""
     shape = {
         "adam": optax.scale_by_adam(eps=config.optimizer_epsilon),
         "rmsprop": optax.scale_by_rms(decay=0.99, eps=config.optimizer_epsilon, eps_in_sqrt=False),
         "sgd": optax.identity(),
     }[config.optimizer]
-    return optax.chain(optax.clip_by_global_norm(hypers["max_grad_norm"]), shape)
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), shape)
 
 
 def descend(
     config: PolicyConfig, hypers: Hypers, learning_rate: jax.Array, grads: Any, opt_state: Any, params: Any
 ) -> tuple[Any, Any]:
     """Return (parameters after one step of the optimizer, its state)."""
-    updates, opt_state = make_optimizer(config, hypers).update(grads, opt_state, params)
+    updates, opt_state = make_optimizer(config, hypers["max_grad_norm"]).update(grads, opt_state, params)
     return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state
 
 

@@ -23,7 +23,6 @@ from wdjax.train.state import Hypers, Memory, Policy, PolicyState
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.context import Context
-from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.normalization import (
     Normalizer,
     new_normalizer,
@@ -95,7 +94,7 @@ class OnPolicy(Algorithm):
     def init(self, policy: Policy, params: Any) -> PolicyState:
         config, space = policy.config, policy.assignment.observation_space
         normalizer = new_normalizer(config.normalize_observation, config.options.normalize_reward, space)
-        opt_state = make_optimizer(config, hypers_of(config)).init(params) if config.trainable else None
+        opt_state = make_optimizer(config, config.max_grad_norm).init(params) if config.trainable else None
         return PolicyState(params, opt_state, normalizer)
 
     def init_carry(self, policy: Policy, num_envs: int) -> Any:

@@ -40,7 +40,7 @@ def shown_policy(algorithm, engine=None, **fields):
 
 
 def state_of(policy, params):
-    optimizer = make_optimizer(policy.config, hypers_of(policy.config))
+    optimizer = make_optimizer(policy.config, policy.config.max_grad_norm)
     return PolicyState(params, optimizer.init(params))
 
 

@@ -82,7 +82,7 @@ def stand_in(params, target_params, **options):
         config=config, graphdef=graphdef, inputs=lambda state, obs: (obs, None)
     )
     hypers = hypers_of(config).at(jnp.float32(0))
-    optimizer = make_optimizer(config, hypers)
+    optimizer = make_optimizer(config, hypers["max_grad_norm"])
     opt_state = {
         "actor": optimizer.init(params["actor"]),
         "critic": optimizer.init(critics_of(params)),

@@ -31,7 +31,7 @@ from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.context import Context
-from wdjax.train.state.hypers import Hypers, hypers_of
+from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout
@@ -119,7 +119,7 @@ class DDPG(Algorithm):
         normalizer = new_normalizer(config.normalize_observation, False, space)
         if not config.trainable:
             return PolicyState(params, None, normalizer)
-        optimizer = make_optimizer(config, hypers_of(config))
+        optimizer = make_optimizer(config, config.max_grad_norm)
         opt_state = {"actor": optimizer.init(params["actor"]), "critic": optimizer.init(critics_of(params))}
         target_params = jax.tree.map(jnp.copy, params)
         return PolicyState(params, opt_state, normalizer, target_params, gradient_steps=jnp.int32(0))

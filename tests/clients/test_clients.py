@@ -1,0 +1,170 @@
+"""Algorithms written from outside, on public names only: teams, central critics, memories."""
+
+import ast
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from lstm import LSTMPPO
+from mappo import MAPPO
+from match_env import Match
+from openes import OpenES
+from rnd import RND
+from vdn import VDN
+
+from wdjax.env_checker import check_env
+from wdjax.train import (
+    Trainer,
+    evaluate,
+    load_config,
+    load_run,
+    make_learner,
+    register_algorithm,
+    with_hypers,
+)
+
+for algorithm in (LSTMPPO, MAPPO, OpenES, RND, VDN):
+    register_algorithm(algorithm.__name__, algorithm)
+
+NETWORK = {"hidden_sizes": [32], "activation": "tanh", "shared_trunk": False}
+MATCH = {
+    "env": "match_env:Match",
+    "policies": {
+        "caller": {"network": NETWORK, "learning_rate": 1e-2},
+        "answerer": {"network": NETWORK, "learning_rate": 1e-2},
+    },
+    "num_envs": 64,
+    "rollout_length": 6,
+    "num_blocks": 4,
+}
+TEAMS = {
+    "MAPPO": {"epochs": 4, "minibatches": 2, "gamma": 0.5},
+    "VDN": {"gamma": 0.1, "epsilon": [[0, 0.5], [20_000, 0.05]]},
+}
+
+
+def team_config(algorithm, **changes):
+    team = {"policies": ["caller", "answerer"], "algorithm": algorithm, **TEAMS[algorithm]}
+    return load_config({**MATCH, "teams": {"pair": team}}, **changes)
+
+
+def cartpole(algorithm, **changes):
+    own = {"policies.agent.algorithm": algorithm, "num_envs": 16}
+    return load_config("cartpole_ppo", **own, **changes)
+
+
+def leaves_of(tree):
+    """Return the leaves of a tree as NumPy arrays, keys as their words."""
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    leaves = jax.tree.leaves(tree)
+    return [np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf) for leaf in leaves]
+
+
+def assert_same(one, other, **tolerance):
+    for a, b in zip(leaves_of(one), leaves_of(other), strict=True):
+        np.testing.assert_allclose(
+            a, b, **tolerance
+        ) if tolerance else np.testing.assert_array_equal(a, b)
+
+
+def test_clients_use_public_names_only():
+    for path in Path(__file__).parent.glob("*.py"):
+        imports = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+        ]
+        places = {node.module for node in imports if node.module.startswith("wdjax")}
+        assert places <= {"wdjax", "wdjax.train", "wdjax.train.learning", "wdjax.env_checker"}, (
+            path.name
+        )
+
+
+def test_the_environment_keeps_the_contract():
+    check_env(Match())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "updates"), [("MAPPO", 60), ("VDN", 400)])
+def test_a_team_of_two_policies_learns_to_cooperate(name, updates):
+    """Random play matches in 1 of 2 * 3 * 3 steps; the best possible is every step."""
+    learner = make_learner(team_config(name))
+    _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
+    last = np.nanmean(metrics["episode_matches"][-10:]) / 3
+    assert last > (0.9 if name == "MAPPO" else 0.7)
+    assert np.nanmean(metrics["episode_matches"][:3]) / 3 < 0.3
+
+
+@pytest.mark.parametrize("name", ["MAPPO", "VDN"])
+def test_a_team_goes_on_exactly_and_from_a_checkpoint(name, tmp_path):
+    config = team_config(name, updates_per_chunk=1, total_env_steps=4 * 64 * 6)
+    learner = make_learner(config)
+    start = learner.init(jax.random.key(config.seed))
+    assert set(start.shared) == {"pair"}
+    assert set(start.hypers) == {"caller", "answerer", "pair"}
+    whole, _ = learner.run(start, num_updates=4)
+    half, _ = learner.run(learner.run(start, num_updates=1)[0], num_updates=3)
+    assert_same(whole, half)
+    Trainer(config, tmp_path / "run", quiet=True, pictures=False).train()
+    assert_same(load_run(tmp_path / "run", trust=["match_env"])[1], whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MAPPO", "VDN"])
+def test_members_of_a_population_equal_their_solo_runs(name):
+    learner = make_learner(team_config(name))
+    keys, gammas = jax.random.split(jax.random.key(1), 2), jnp.array([0.2, 0.8])
+    states = with_hypers(jax.vmap(learner.init)(keys), **{"pair.gamma": gammas})
+    together, _ = jax.vmap(lambda state: learner.run(state, num_updates=3))(states)
+    for i in range(2):
+        own = with_hypers(learner.init(keys[i]), **{"pair.gamma": float(gammas[i])})
+        alone, _ = learner.run(own, num_updates=3)
+        member = jax.tree.map(lambda leaf, i=i: leaf[i], together.policies)
+        assert_same(member, alone.policies, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MAPPO", "VDN"])
+def test_two_devices_learn_as_one(name):
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    states = []
+    for devices in (1, 2):
+        learner = make_learner(team_config(name, devices=devices))
+        states.append(learner.run(learner.init(jax.random.key(0)), num_updates=3)[0])
+    assert_same(states[0].policies, states[1].policies, rtol=1e-4, atol=1e-5)
+    assert_same(states[0].shared, states[1].shared, rtol=1e-4, atol=1e-5)
+
+
+def test_policies_of_a_team_are_evaluated_alone():
+    learner = make_learner(team_config("MAPPO"))
+    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=8)
+    assert set(episodes.returns) == {"caller", "answerer"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "updates", "at_least"),
+    [
+        ("LSTMPPO", {"policies.agent.network.recurrent_size": 16}, 40, 60),
+        ("RND", {"policies.agent.bonus": 0.1}, 40, 60),
+        (
+            "OpenES",
+            {
+                "policies.agent.clip": 0.2,
+                "policies.agent.learning_rate": 0.05,
+                "policies.agent.network.hidden_sizes": [16],
+                "num_envs": 64,
+            },
+            60,
+            60,
+        ),
+    ],
+)
+def test_a_client_learns_cartpole(algorithm, changes, updates, at_least):
+    learner = make_learner(cartpole(algorithm, **changes))
+    _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
+    assert np.nanmean(metrics["agent/episode_return"][-5:]) > at_least
