@@ -27,8 +27,8 @@ class Batch:
     All fields are constants of the loss.
     """
 
-    obs: Any
-    action: jax.Array
+    obs: Any  # observations, or whatever `evaluate` reads in their place
+    action: jax.Array  # as sampled
     log_prob: jax.Array | None  # under the policy that acted; None if the algorithm does not keep it
     value: jax.Array  # under the parameters that acted
     advantage: jax.Array
@@ -72,7 +72,12 @@ def fit(
 
     Args:
         loss: loss(new, batch, options, mean) -> (loss, metrics), as `PPO.loss`.
+        policy: static part of the policy whose engine, optimizer and options count.
+        state: state with the parameters to train and their optimizer; the policy's, or what a team shares.
+        hypers: hyperparameters of the policy at this point of the run.
         batch: leaves [T, N, n, ...], N replicas in `num_blocks` blocks, which are shuffled separately.
+        key: () key for the order of the transitions.
+        num_blocks: blocks of replicas on this device.
         evaluate: evaluate(policy, state, batch) -> Evaluation of a batch under the parameters of a state, by any
             network. By default that of the policy's actor-critic, the only one with kernels.
         epochs, minibatches: passes over the batch, and steps per pass.
@@ -159,7 +164,14 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
 
 
 def make_optimizer(config: PolicyConfig, max_grad_norm: jax.Array | float) -> optax.GradientTransformation:
-    """Return global-norm clipping and the optimizer without the learning rate, which is traced."""
+    """Return the optimizer of a policy: global-norm clipping, and its scaling without the learning rate.
+
+    The learning rate is traced: subtract it times the updates, as `descend` does.
+
+    Args:
+        config: configuration of the policy.
+        max_grad_norm: () or a number, maximum global norm of the gradient.
+    """
     shape = {
         "adam": optax.scale_by_adam(eps=config.optimizer_epsilon),
         "rmsprop": optax.scale_by_rms(decay=0.99, eps=config.optimizer_epsilon, eps_in_sqrt=False),
@@ -171,7 +183,19 @@ def make_optimizer(config: PolicyConfig, max_grad_norm: jax.Array | float) -> op
 def descend(
     config: PolicyConfig, hypers: Hypers, learning_rate: jax.Array, grads: Any, opt_state: Any, params: Any
 ) -> tuple[Any, Any]:
-    """Return (parameters after one step of the optimizer, its state)."""
+    """Take one step of the optimizer of a policy, params - learning_rate * update(grads).
+
+    Args:
+        config: configuration of the policy.
+        hypers: hyperparameters at this point of the run; max_grad_norm is read.
+        learning_rate: ().
+        grads: gradient, structured like params.
+        opt_state: state of the optimizer (`make_optimizer`).
+        params: parameters.
+
+    Returns:
+        (params, opt_state).
+    """
     updates, opt_state = make_optimizer(config, hypers["max_grad_norm"]).update(grads, opt_state, params)
     return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state
 

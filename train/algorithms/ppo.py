@@ -95,6 +95,11 @@ def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metr
 
         policy_loss = -min(ratio A, clip(ratio, 1 - eps, 1 + eps) A),    ratio = pi(a) / pi_old(a)
 
+    Args:
+        log_prob: [B] of the actions under the parameters being trained.
+        batch: the transitions, leaves [B, ...].
+        options: traced fields are scalars.
+
     Source: Schulman et al. (2017), eq. 7; approx_kl is the k3 estimator of Schulman (joschu.net, 2020).
     """
     log_ratio = jnp.where(batch.valid, log_prob - batch.log_prob, 0.0)  # that of an invalid one may overflow
@@ -112,6 +117,12 @@ def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metr
 
 
 def value_error(value: jax.Array, batch: Batch, options: PPOOptions) -> jax.Array:
-    """Return max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2), [B]."""
+    """Return max((V - R)^2, (clip(V, V_old - eps_v, V_old + eps_v) - R)^2), [B].
+
+    Args:
+        value: [B] under the parameters being trained.
+        batch: the transitions, leaves [B, ...].
+        options: traced fields are scalars.
+    """
     clipped_value = batch.value + jnp.clip(value - batch.value, -options.value_clip, options.value_clip)
     return jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)

@@ -15,7 +15,7 @@ from wdjax.vector import when_any
 class Experience:
     """A policy's share of a rollout, leaves [T, N, n, ...]: what transforms change and advantages are computed from."""
 
-    rows: Rows
+    rows: Rows  # the transitions
     reward: jax.Array  # to learn from
     valid: jax.Array  # bool, transitions to learn from
     over: jax.Array  # [T, N] bool, an episode ended in this step
@@ -32,7 +32,15 @@ class Experience:
 def experience(
     policy: Policy, state: PolicyState, rollout: Rollout, gamma: jax.Array, gae_lambda: jax.Array
 ) -> Experience:
-    """Return what a policy experienced in a rollout, with the values of truncated agents' final observations."""
+    """Return a policy's share of a rollout, with the values of truncated agents' final observations.
+
+    Args:
+        policy: static part of the policy.
+        state: its state before the update, for the values.
+        rollout: the rollout.
+        gamma: () discount.
+        gae_lambda: ().
+    """
     rows = rollout.rows[policy.name]
     may_be_cut = rows.truncated is not None and rows.next_obs is not None
     if may_be_cut and rows.final_value is None:
@@ -59,7 +67,14 @@ def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, 
 
 
 def next_value(policy: Policy, state: PolicyState, rollout: Rollout, data: Experience) -> jax.Array:
-    """Return [T, N, n] V of the observation after each transition: of the final one where the episode ended."""
+    """Return [T, N, n] V of the observation after each transition: of the final one where the episode ended.
+
+    Args:
+        policy: static part of the policy.
+        state: its state before the update.
+        rollout: the rollout.
+        data: the policy's share of it, from `experience`.
+    """
     last_value = policy.algorithm.value(policy, state, data.last_obs, rollout.last_carry[policy.name])
     value_tp1 = jnp.concatenate([data.rows.value[1:], last_value[None]])
     if data.rows.final_value is None:  # every end is a termination, after which the value is 0

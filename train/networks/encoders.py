@@ -269,7 +269,13 @@ def _require_module(what: str, found: Any) -> None:
 
 
 def make_encoder(observation_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Any:
-    """Returns a new encoder, as `network.encoder` and `network.encoder_options` say."""
+    """Return a new encoder, a module from observations to features.
+
+    Args:
+        observation_space: of one agent, without the action mask.
+        config: configuration of the network; `encoder` and `encoder_options` are read.
+        rngs: random numbers for the parameters.
+    """
     return encoder_class(config.encoder)(observation_space, **config.encoder_options, rngs=rngs)
 
 
@@ -364,6 +370,9 @@ def encode(space: Space, obs: Any) -> jax.Array:
 
     Returns:
         [..., encoded_size(space)] float32.
+
+    Raises:
+        TypeError: for another kind of space.
     """
     match space:
         case Box():
@@ -379,6 +388,6 @@ def encode(space: Space, obs: Any) -> jax.Array:
 
 
 def encoded_size(space: Space) -> int:
-    """Returns how many numbers `encode` gives for one observation."""
+    """Return the number of features that `encode` gives for one observation of a space."""
     zeros = jax.eval_shape(functools.partial(encode, space), sample_shapes(space))
     return zeros.shape[-1]

@@ -41,9 +41,9 @@ class Segment:
 class Assignment:
     """The agents of one policy, in the order of its selectors, and the spaces of each."""
 
-    segments: tuple[Segment, ...]
-    observation_space: Space  # with the agent's type, where it is shown
-    action_space: Space
+    segments: tuple[Segment, ...]  # runs of agents of one group, in order
+    observation_space: Space  # of one agent, with its type if the configuration shows it
+    action_space: Space  # of one agent
     types: tuple[Segment, ...] = ()  # the agents of each type, in order, where an observation tells an agent's
     # the game's word on who is whom in its observation (Env.split_observation), None where it has none
     layout: Callable | None = dataclasses.field(default=None, compare=False, repr=False)

@@ -19,10 +19,10 @@ from wdjax.train.state.agents import Assignment, group_sizes
 class Context:
     """The environment, the configuration of the run, and the agents of all policies, frozen ones included."""
 
-    env: Env
-    env_params: Any
-    run_config: TrainConfig
-    assignments: Mapping[str, Assignment]
+    env: Env  # the environment
+    env_params: Any  # its params
+    run_config: TrainConfig  # the configuration of the run
+    assignments: Mapping[str, Assignment]  # by policy: its agents and their spaces
 
     @property
     def global_state_space(self) -> Space:

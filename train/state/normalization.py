@@ -32,7 +32,7 @@ class Normalizer:
 
 
 def new_statistics(shape: tuple[int, ...] = ()) -> RunningStatistics:
-    """Returns statistics of nothing: mean 0 and variance 1, which shift and scale nothing (but values are clipped)."""
+    """Return statistics without any values: mean 0 and variance 1, both of the given shape."""
     return RunningStatistics(jnp.float32(0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
 

@@ -25,9 +25,9 @@ from wdjax.vector import VectorEnv
 class Policy:
     """The fixed part of a policy: who plays it, and how its parameters are read."""
 
-    name: str
-    config: PolicyConfig
-    assignment: Assignment
+    name: str  # as in the configuration
+    config: PolicyConfig  # with the options of its team, if it has one
+    assignment: Assignment  # its agents and their spaces
     algorithm: Any  # an Algorithm (train/algorithms)
     distribution: Distribution  # of its actions, where the algorithm draws them
     graphdef: nnx.GraphDef
@@ -95,8 +95,8 @@ class Policy:
 class Team:
     """The static part of a team: policies that are updated together. A policy may be a team of its own."""
 
-    name: str
-    policies: dict[str, Policy]
+    name: str  # as in the configuration; of a policy without a team, that of the policy
+    policies: dict[str, Policy]  # by name
     algorithm: Any  # the Algorithm of all of them
     shared: nnx.GraphDef | None = None  # structure of what they share (`Algorithm.make_shared`); None: nothing
 

@@ -50,15 +50,15 @@ class Rows(struct.PyTreeNode):
 class Evaluation(NamedTuple):
     """The actions and observations of a batch, evaluated under the parameters being trained; [B] each."""
 
-    log_prob: jax.Array
-    entropy: jax.Array
-    value: jax.Array
+    log_prob: jax.Array  # of the batch's actions
+    entropy: jax.Array  # of the distribution of actions
+    value: jax.Array  # V(obs)
 
 
 class Rollout(struct.PyTreeNode):
     """The rows of the policies that learn, and the episodes that ended. Dicts list policies in alphabetical order."""
 
-    rows: dict[str, Rows]
+    rows: dict[str, Rows]  # by policy that learns, leaves [T, N, n, ...]
     first_carry: dict[str, Any]  # [N, n, ...], what each policy carried into the first row
     last_carry: dict[str, Any]  # and out of the last
     last_obs: dict[str, Any]  # [N, n, ...], the observations after the last row
