@@ -175,7 +175,8 @@ def require_current_folder() -> None:
 
 def meant(command: str) -> str:
     """Return a hint for an unknown command: training of a preset, or the closest command."""
-    from wdjax.train.load import ALIASES, list_presets
+    from wdjax.train import list_presets
+    from wdjax.train.load import ALIASES
 
     named = command in (*list_presets(), *ALIASES)
     return f"did you mean wdjax train {command}?" if named else did_you_mean(command, COMMANDS)
@@ -187,8 +188,9 @@ IN_A_MINUTE = "quick version:"
 def list_all(arguments: list[str]) -> None:
     """wdjax list: print environments, presets and bundled runs."""
     from wdjax.envs import list_envs
-    from wdjax.train.learner.saved import REFERENCE, list_references
-    from wdjax.train.load import ALIASES, list_presets, preset_path
+    from wdjax.train import list_presets
+    from wdjax.train.learner.saved import list_references
+    from wdjax.train.load import ALIASES, preset_path
 
     if arguments:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
@@ -203,13 +205,13 @@ def list_all(arguments: list[str]) -> None:
         also = "".join(f"; alias {alias}" for alias, preset in ALIASES.items() if preset == name)
         console.print(f"  {'':34s}{cost_of(path)}{also}", soft_wrap=True, style="dim")
     console.print("bundled runs, usable wherever a command takes RUN:")
-    console.print(" ", ", ".join(f"{REFERENCE}{row}" for row in list_references()), soft_wrap=True)
+    console.print(" ", ", ".join(f"reference:{row}" for row in list_references()), soft_wrap=True)
 
 
 def cost_of(path: Path) -> str:
     """Return the cost of a preset: env steps, and "Costs:" and "Quick version:" of its header."""
+    from wdjax.train import TrainConfig
     from wdjax.train.config.reading import read_yaml
-    from wdjax.train.config.schema import TrainConfig
 
     steps = (
         f"{int(read_yaml(path).get('total_env_steps', TrainConfig.total_env_steps)):,} env steps"

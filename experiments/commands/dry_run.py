@@ -7,16 +7,15 @@ from collections.abc import Collection, Iterator, Sequence
 import jax
 
 from wdjax.experiments.auto_scale import in_words
-from wdjax.train import TrainConfig, make_learner
+from wdjax.train import PolicyConfig, TrainConfig, make_learner
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.reading import from_mapping
-from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.host.chunks import room
 from wdjax.train.host.programs import compile_chunk, telling
 from wdjax.train.host.progress import schedule_warnings
 from wdjax.train.learner.init import abstract_state
-from wdjax.train.state.policy import Policy
+from wdjax.train.state import Policy
+from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import flat, plain_config
 
 
@@ -69,7 +68,7 @@ def changed_fields(config: TrainConfig) -> list[str]:
     }
     plain = complete_env_params(TrainConfig(env=config.env, policies=policies))
     usual = flat(plain_config(dataclasses.replace(plain, env="")))  # no default
-    own = flat(plain_config(from_mapping(TrainConfig, config)))
+    own = flat(plain_config(read_config(config)))
     return [
         f"{name}: {value}"
         for name, value in own.items()

@@ -26,12 +26,11 @@ from wdjax.experiments.commands.arguments import (
 )
 from wdjax.experiments.commands.diff import differing, fields_of, last_metrics
 from wdjax.experiments.commands.matrix import matrix_tables, other_params
-from wdjax.experiments.report.curves import BAND, draw_panels
+from wdjax.experiments.report.curves import BAND, Row, draw_panels
 from wdjax.experiments.report.page import Section, folded, of_terminal, page
 from wdjax.files import write_text
 from wdjax.tables import html_table
 from wdjax.train import Player, cross_play, read_metrics, save_episode, statistics
-from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import spreads_of
 from wdjax.train.learner.saved import split_checkpoint
 from wdjax.train.load import load_named

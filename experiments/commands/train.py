@@ -32,7 +32,6 @@ from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.host.determinism import make_deterministic
 from wdjax.train.learner.validate import validate
 from wdjax.train.load import preset_path
-from wdjax.train.rollout.opponents import REFERENCE
 from wdjax.train.state.registry import find_algorithm, read_config, with_options
 from wdjax.train.storage.folder import CONFIG, load_run_config
 
@@ -118,7 +117,7 @@ def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
         pictures: whether the run drew pictures. If it did without episode.gif, it cannot be
             rendered.
     """
-    run = f"./{workdir}" if str(workdir).startswith(("-", REFERENCE)) else str(workdir)
+    run = f"./{workdir}" if str(workdir).startswith(("-", "reference:")) else str(workdir)
     modules = dict.fromkeys(module for module, _, _ in untrusted_code(config))
     trusting = [word for module in modules for word in ("--trust", module)]
     drawn = not pictures or (workdir / "episode.gif").exists()

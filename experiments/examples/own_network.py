@@ -17,8 +17,7 @@ import numpy as np
 from flax import nnx
 
 from wdjax.envs.tag.continuous import split_observation
-from wdjax.train import TrainConfig, load_config, make_learner
-from wdjax.train.networks.encoders import register_encoder
+from wdjax.train import TrainConfig, load_config, make_learner, register_encoder
 
 SEEDS = 3
 ENV_STEPS = 48_000

@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wdjax.drawing.scene import COLORS
 from wdjax.experiments.over_seeds import interval_of_mean
-from wdjax.train.host.loop import Row
 from wdjax.train.host.plots import COLORS as OF_POLICIES
 from wdjax.train.host.plots import (
     as_label,
@@ -23,6 +22,7 @@ from wdjax.train.host.plots import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Row = Mapping[str, Any]  # a line of metrics.jsonl
 POINTS = 100  # per line over runs with different env steps
 LINES = [COLORS[name][0] for name in ("blue", "orange", "green", "magenta", "red", "grey")]
 BAND = "the band is the 95 % bootstrap interval of the interquartile mean (of the mean with fewer than four seeds)"
