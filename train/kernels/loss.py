@@ -79,6 +79,8 @@ def is_linear(loss: Callable, options: Any) -> bool:
     """Return whether a loss is linear in the means of its terms, as sums over minibatches and devices need it."""
     number, flag = jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.bool_)
     terms = study(loss, options, {**dict.fromkeys(ROW_FIELDS, number), "valid": flag}).terms
+    traced = {field.name: jnp.float32(0.5) for field in dataclasses.fields(options) if is_traced(field)}
+    options = dataclasses.replace(options, **traced)  # the configured values may be schedules, infinite or 0
     x, y = (dict(zip(terms, jax.random.normal(jax.random.key(seed), (len(terms),)), strict=True)) for seed in (0, 1))
     at = lambda means: float(combine(loss, options, means))  # noqa: E731
     both = at({name: 2.0 * x[name] - 3.0 * y[name] for name in terms})

@@ -71,7 +71,7 @@ class Squared(PPO):
 
     def loss(self, new, batch, options, mean):
         loss, means = super().loss(new, batch, options, mean)
-        return loss + means["entropy"] ** 2, means
+        return loss + options.entropy_coefficient * means["entropy"] ** 2, means
 
 
 class Shifted(PPO):
@@ -127,6 +127,14 @@ def test_losses_of_wdjax_are_not_custom():
 @pytest.mark.parametrize("algorithm", [A2C, PPO, TwoTerms, Mixed, MixedGradient])
 def test_linear_losses(algorithm):
     assert is_linear(algorithm().loss, algorithm.Options())
+
+
+@pytest.mark.parametrize("value", [0.0, [[0, 0.1], [1000, 0]], {"fraction": [[0, 0.1], [1, 0]]}])
+@pytest.mark.parametrize("algorithm", [TwoTerms, Squared])
+def test_linearity_does_not_depend_on_values_of_options(algorithm, value):
+    changes = {f"{AGENT}.algorithm": name_of(algorithm), f"{AGENT}.entropy_coefficient": value}
+    options = load_config("cartpole_ppo", **changes).policies["agent"].options
+    assert is_linear(algorithm().loss, options) == (algorithm is TwoTerms)
 
 
 @pytest.mark.parametrize("algorithm", [Squared, Shifted])
