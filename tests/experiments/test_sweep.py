@@ -397,7 +397,7 @@ def test_a_sweep_of_a_version_with_fewer_fields_resumes(tmp_path):
     sweep(CONFIG, {}, seeds=8, workdir=tmp_path, stop=stop)
     file = tmp_path / "sweep.yaml"
     asked = yaml.safe_load(file.read_text())
-    del asked["config"]["stop_at"], asked["config"]["policies"]["agent"]["target_kl"]
+    del asked["config"]["stop_at"], asked["config"]["policies"]["agent"]["past_selves"]
     file.write_text(yaml.safe_dump(asked))
     assert [
         row["updates"] for row in sweep(CONFIG, {}, seeds=8, workdir=tmp_path, resume=True)

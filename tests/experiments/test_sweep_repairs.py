@@ -186,7 +186,7 @@ def test_a_batch_of_other_members_is_refused(begun):
     content = json.loads(file.read_text())
     content["members"][0]["member"] = 9
     file.write_text(json.dumps(content))
-    assert f"{file} lists different members than this sweep selects" in refusal(
+    assert f"{file} lists different members than this population" in refusal(
         grid, begun, resume=True
     )
 
