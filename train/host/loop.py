@@ -2,7 +2,7 @@
 
 While the device is at a chunk, the host does what the chunk before left to do: metrics, checkpoints, words. A run
 (train/trainer.py) is a job of this loop, and so are runs side by side, a round of a sweep
-(experiments/sweep/rounds.py).
+(train/population/population.py).
 """
 
 import dataclasses
