@@ -83,10 +83,9 @@ def make_policy(name: str, context: Context) -> Policy:
     network = nnx.eval_shape(lambda: algorithm.make_network(context, built, assignment, nnx.Rngs(jax.random.key(0))))
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
     require(count <= LARGEST, f"policies.{name}.network: number of parameters", count, f"at most {LARGEST}")
-    loss = getattr(algorithm, "loss", None)
-    if loss is not None and is_custom(loss):
+    if algorithm.has_kernels and is_custom(algorithm.loss):
         words = "linear in the means of its terms (a square or a logarithm of a mean is not)"
-        require(is_linear(loss, own.options), f"policies.{name}.algorithm: its loss", own.algorithm, words)
+        require(is_linear(algorithm.loss, own.options), f"policies.{name}.algorithm: its loss", own.algorithm, words)
     distribution, encoder = algorithm.make_distribution(own, assignment), encoder_class(own.network.encoder)
     policy = Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, context)
     return dataclasses.replace(policy, engine=policy_engine(policy, config.kernels))

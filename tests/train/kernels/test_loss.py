@@ -11,6 +11,7 @@ from cards import lowered
 
 from wdjax.kernels.support import listening
 from wdjax.train import A2C, PPO, load_config, make_learner, traced
+from wdjax.train.algorithms.ddpg.update import DDPG
 from wdjax.train.algorithms.fit import Batch
 from wdjax.train.fast.cuda import kernel_gradient
 from wdjax.train.kernels.loss import is_custom, is_linear, study
@@ -146,6 +147,18 @@ def test_nonlinear_loss_is_refused_before_it_is_traced_by_the_learner(algorithm)
     )
     with pytest.raises(ValueError, match=words):
         make_learner(config)
+
+
+class OtherLoss(DDPG):
+    """An algorithm whose own function `loss` is no loss of an actor-critic."""
+
+    def loss(self, params, scale):
+        return params * scale**2
+
+
+def test_functions_named_loss_of_other_algorithms_are_not_checked():
+    config = load_config("pendulum_ddpg", **{f"{AGENT}.algorithm": name_of(OtherLoss)})
+    assert make_learner(config).setup.policies["agent"].engine.shape is None
 
 
 # --- gradients ---
