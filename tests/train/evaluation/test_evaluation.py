@@ -79,7 +79,7 @@ def test_cross_play_mixes_trained_and_random_sides(gridworld):
     cells = cross_play(*gridworld, jax.random.key(1), num_episodes=64, greedy=True)
     assert list(cells) == [(a, b) for a in ("trained", "random") for b in ("trained", "random")]
     tags = {cell: int(episodes.episode_info["tags"].sum()) for cell, episodes in cells.items()}
-    assert tags["trained", "trained"] == 0  # everybody stays, apart
+    assert tags["trained", "trained"] == 0  # all agents stay, apart
     assert tags["random", "random"] > 0
     assert tags["random", "trained"] > 0
     for episodes in cells.values():
@@ -356,7 +356,7 @@ def test_all_features_against_a_loop_over_episodes(quick_compile):
     np.testing.assert_allclose(
         episodes.group_return["clerk"], returns[:, 2:].sum(axis=1), rtol=1e-5
     )
-    assert np.abs(returns).max() < 100 * 4 / 2  # nobody was paid when out
+    assert np.abs(returns).max() < 100 * 4 / 2  # no rewards after the end
 
 
 def test_members_of_a_population(gridworld):

@@ -105,7 +105,7 @@ def test_checkpoints_and_equal_runs_share_programs(run):
     learner, state = run
     again = grid_learner(
         runner=tiny_policy("A2C", learning_rate=0.5, gamma=0.1)
-    )  # what is traced does not matter
+    )  # traced values do not matter
     players = [
         Player(f"step {i}", again, always(again, state, tagger=i, runner=i)) for i in (1, 2, 3)
     ]
@@ -325,7 +325,7 @@ def test_registered_again_encoder_compiles_another_program(monkeypatch):
         params = jax.tree.map(jnp.zeros_like, state.policies["agent"].params)
         params["policy_head"]["kernel"] = jnp.array(
             [[-1.0, 1.0]]
-        )  # the second action for what the first class shows
+        )  # the second action for observations of the first class
         state = state.replace(policies={"agent": state.policies["agent"].replace(params=params)})
         np.testing.assert_array_equal(
             evaluate(learner, state, KEY, 4, True).episode_return["agent"], expected

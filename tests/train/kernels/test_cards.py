@@ -63,7 +63,7 @@ def test_update_lowers_for_every_gpu(program, card, as_on_a_gpu):
 
 
 def heard(preset, **changes):
-    """Return what a run on a GPU would print about kernels."""
+    """Return the report of a run on a GPU about kernels."""
     update, state = update_of(preset, **changes)
     with listening() as decisions:
         jax.eval_shape(update, state)

@@ -139,7 +139,7 @@ def test_rewards_of_opponents_do_not_scale_rewards():
 
 
 def test_n_step_targets_end_where_another_opponent_acts():
-    """Blocks of 2 replicas, 3-step targets: of the two pending steps, the last ends in the second block."""
+    """Blocks of 2 replicas, 3-step targets. The last of two pending steps ends in the second block."""
     step = Steps(*(jax.ShapeDtypeStruct((), bool) if name in ("terminated", "over", "live") else
                    jax.ShapeDtypeStruct((), jnp.float32) for name in Steps.__dataclass_fields__))  # fmt: skip
     replay = empty_replay(
