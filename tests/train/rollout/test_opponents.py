@@ -49,7 +49,7 @@ MIXED = PolicyConfig(
 )
 
 
-def test_members_of_a_pool_by_number():
+def test_opponents_of_a_pool_by_number():
     pool = pool_of(MIXED)
     assert (pool.past, pool.runs, pool.rules) == (2, ("runs/a:b",), ("random", "ambush"))
     assert (pool.networks, pool.size) == (3, 5)
@@ -113,17 +113,17 @@ def test_opponents_act_in_several_rollouts_in_a_row(num_updates, anew):
 
 
 def test_standings_by_hand():
-    """Three members and the policy itself. Five of six ends count; their returns sum to 10: mean 2."""
-    member = jnp.array([0, PRESENT, 2])
+    """Three opponents and the policy itself. Five of six ends count; their returns sum to 10: mean 2."""
+    active = jnp.array([0, PRESENT, 2])
     counted = jnp.array([[True, True, True], [False, True, True]])
     returns = jnp.array([[5.0, 1.0, 3.0], [99.0, -1.0, 2.0]])
-    first, games, sums = add_episodes(new_standings(3), member, counted, returns)
+    first, games, sums = add_episodes(new_standings(3), active, counted, returns)
     np.testing.assert_array_equal(games, [1, 0, 2, 2])
     np.testing.assert_array_equal(sums, [5, 0, 5, 0])
     np.testing.assert_array_equal(first.wins, [1, 0, 1.5, 0])
     assert (first.returns, first.episodes) == (10, 5)
     np.testing.assert_allclose(first.win_rate, [2 / 3, 1 / 2, 2.5 / 4, 1 / 4])
-    second, *_ = add_episodes(first, member, counted & (jnp.arange(3) == 0)[None], returns)
+    second, *_ = add_episodes(first, active, counted & (jnp.arange(3) == 0)[None], returns)
     np.testing.assert_allclose(second.games, [np.exp(-1 / 200) + 1, 0, 2, 2], rtol=1e-6)
     forgotten = second.without(jnp.int32(2))
     np.testing.assert_array_equal(forgotten.games[2:], [0, 2])
@@ -132,11 +132,11 @@ def test_standings_by_hand():
 
 @pytest.mark.parametrize("zero", [-1000.0, 0.0, 1000.0])
 def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
-    """The other policies win more often against the first member, so the second is drawn more often."""
-    new, member = new_standings(2), jnp.array([0, 0, 1])
+    """The other policies win more often against the first opponent, so the second is drawn more often."""
+    new, active = new_standings(2), jnp.array([0, 0, 1])
     for i in range(30):
         returns = zero + jnp.array([[1.0 + 0.1 * (i % 3), 2.0, -3.0]])
-        new, *_ = add_episodes(new, member, jnp.ones((1, 3), bool), returns)
+        new, *_ = add_episodes(new, active, jnp.ones((1, 3), bool), returns)
     np.testing.assert_allclose(new.wins[:2] / new.games[:2], [1, 0], atol=1e-6)
     config = PolicyConfig(opponents={"random": 0.5, "ambush": 0.5}, opponents_priority=1.0)
     found = opponent_probabilities(config, PoolState(None, new), {}, jnp.float32(0))

@@ -243,13 +243,13 @@ def test_snapshots_are_the_policy_after_the_update(states):
     assert set(states[0][0].opponents.pools) == set(states[0][0].opponents.blocks) == {"first"}
 
 
-def test_each_rollout_draws_new_members(states):
-    members = np.stack([state.opponents.blocks["first"].active for state in states[0]])
-    np.testing.assert_array_equal(members[0], PRESENT)
-    assert len(np.unique(members[1:], axis=0)) > 3
-    assert set(members[1:].ravel()) == {PRESENT, REPLACED, 0, 1}
+def test_each_rollout_draws_new_opponents(states):
+    active = np.stack([state.opponents.blocks["first"].active for state in states[0]])
+    np.testing.assert_array_equal(active[0], PRESENT)
+    assert len(np.unique(active[1:], axis=0)) > 3
+    assert set(active[1:].ravel()) == {PRESENT, REPLACED, 0, 1}
     assert [row["first/past_self_blocks"] for row in states[1]] == np.sum(
-        members[1:] != PRESENT, axis=1
+        active[1:] != PRESENT, axis=1
     ).tolist()
     assert "second/past_self_blocks" not in states[1][0]
 
@@ -280,8 +280,8 @@ def test_rows_of_snapshots_do_not_change_the_update(learner, mixed):
         assert differ(one[0].policies[name].params, state.policies[name].params)
 
 
-def test_carry_of_another_member_is_reset(states, play):
-    """Every other update starts within an episode. The carry is kept only where the member stays."""
+def test_carry_is_reset_where_the_opponent_changes(states, play):
+    """Every other update starts within an episode. The carry is kept only where the opponent stays."""
     seen = set()
     for state in states[0][1::2]:
         after, played = play(state, KEY)
