@@ -39,7 +39,7 @@ from wdjax.train.kernels.layers import (
     towers_of,
 )
 from wdjax.train.kernels.loss import study
-from wdjax.train.state.engine import as_batch
+from wdjax.train.state.engine import BatchRows
 from wdjax.train.state.rows import Evaluation
 
 ROWS = 64  # of a block
@@ -82,7 +82,7 @@ class Task:
             log_prob, entropy = log_prob_and_entropy(outputs, actions, self.shape)
         of_rows = lambda terms: {name: jnp.where(row["valid"], values, 0.0) for name, values in terms.items()}  # noqa: E731
         options = dataclasses.replace(self.options, **hypers)
-        loss, found = self.loss(Evaluation(log_prob, entropy, value), as_batch(row), options, of_rows)
+        loss, found = self.loss(Evaluation(log_prob, entropy, value), BatchRows(**row), options, of_rows)
         return jnp.sum(loss), found
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval as pe
 
 from wdjax.train.config.facts import is_traced
-from wdjax.train.state.engine import ROW_FIELDS, as_batch, combine
+from wdjax.train.state.engine import ROW_FIELDS, BatchRows, combine
 from wdjax.train.state.rows import Evaluation
 
 def rows_of(batch: Any) -> dict[str, jax.Array]:
@@ -43,7 +43,7 @@ class Study(NamedTuple):
 def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
     """Trace a loss on one transition."""
     recorder, one = _Recorder(options), jnp.zeros(1)
-    rows = as_batch({name: jnp.zeros(1, values.dtype) for name, values in rows.items()})
+    rows = BatchRows(**{name: jnp.zeros(1, values.dtype) for name, values in rows.items()})
 
     def traced(log_prob: jax.Array, entropy: jax.Array, value: jax.Array) -> dict[str, jax.Array]:
         each = lambda *new: loss(Evaluation(*new), rows, recorder, lambda terms: terms)  # noqa: E731

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from wdjax.train.devices.collectives import total
 from wdjax.train.networks.draws import draw_uniform, draws_by_uniform, sample_blocks
@@ -18,8 +18,19 @@ from wdjax.train.state.state import PolicyState
 
 Metrics = dict[str, jax.Array]
 
-ROW_FIELDS = ("log_prob", "value", "advantage", "target", "valid")
-"""fields of a batch with one number per transition: what a loss may read, beside `Evaluation`"""
+
+@struct.dataclass
+class BatchRows:
+    """The fields of a batch with one number per transition, [B] each: what a loss may read, beside `Evaluation`."""
+
+    log_prob: Any = None
+    value: Any = None
+    advantage: Any = None
+    target: Any = None
+    valid: Any = None
+
+
+ROW_FIELDS = tuple(BatchRows.__dataclass_fields__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,10 +230,5 @@ def evaluate_actions(policy: Any, state: PolicyState, batch: Any) -> Evaluation:
 def combine(loss: Callable, options: Any, means: Mapping[str, jax.Array]) -> jax.Array:
     """Return the loss () that belongs to the means of its terms."""
     one = jnp.zeros(1)
-    rows = as_batch({**dict.fromkeys(ROW_FIELDS, one), "valid": one > 0})
+    rows = BatchRows(one, one, one, one, one > 0)
     return loss(Evaluation(one, one, one), rows, options, lambda terms: dict(means))[0]
-
-
-def as_batch(rows: Mapping[str, Any]) -> Any:
-    """Return numbers per transition as the batch that a loss reads."""
-    return types.SimpleNamespace(**{**dict.fromkeys(ROW_FIELDS), **rows})
