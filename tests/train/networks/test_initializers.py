@@ -48,7 +48,7 @@ def test_population_decomposes_one_matrix_at_a_time(encoder):
         "num_other_agents_observed": 2,
     }
     learner = make_learner(
-        TrainConfig("tag_continuous", policies, env_params, num_envs=2, rollout_length=2)
+        TrainConfig("tag_continuous", policies, env_params=env_params, num_envs=2, rollout_length=2)
     )
     program = jax.make_jaxpr(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 3))
     axes = decomposed(program.jaxpr)
