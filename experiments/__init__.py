@@ -1,1 +1,1 @@
-"""What a person runs: presets (configs/), the command line, benchmarks."""
+"""Command line, presets (configs/), sweeps, benchmarks, reference results and examples."""

@@ -9,7 +9,6 @@ from typing import Any
 import tyro
 
 from wdjax.experiments.commands.arguments import FACTS
-from wdjax.train import list_presets
 
 SCREEN = """\
 usage: wdjax train {preset} [--FIELD VALUE ...]
@@ -31,15 +30,6 @@ def help_topic(arguments: Sequence[str]) -> str | None:
         if word in ("-h", "--help"):
             return next(iter(arguments[i + 1 : i + 2]), "")
     return None
-
-
-def screen_of_no_preset() -> str:
-    """Return the help of wdjax train without a preset."""
-    screen = SCREEN.format(preset="PRESET", name="tag_small")
-    return (
-        f"{screen}\n\npresets: {', '.join(list_presets())}, or a YAML file (see wdjax list)\n"
-        + ("wdjax train PRESET --help lists its fields by topic")
-    )
 
 
 def help_text(cls: type, preset: str, topic: str, default: Any) -> str:

@@ -23,8 +23,8 @@ from wdjax.experiments.commands.arguments import (
     require_preset,
 )
 from wdjax.experiments.commands.dry_run import dry_run
-from wdjax.experiments.commands.help import help_text, help_topic, screen_of_no_preset
-from wdjax.train import TrainConfig, load_config, make_learner
+from wdjax.experiments.commands.help import SCREEN, help_text, help_topic
+from wdjax.train import TrainConfig, list_presets, load_config, make_learner
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.trust import untrusted_code, with_own
 from wdjax.train.devices.processes import STOPPED, connect, is_first
@@ -75,7 +75,9 @@ def train(arguments: list[str]) -> None:
     """Run `wdjax train`."""
     topic = help_topic(arguments)
     if topic is not None and arguments[0].startswith("-"):
-        print(screen_of_no_preset())
+        print(f"{SCREEN.format(preset='PRESET', name='tag_small')}\n")
+        print(f"presets: {', '.join(list_presets())}, or a YAML file (see wdjax list)")
+        print("wdjax train PRESET --help lists its fields by topic")
         return
     preset, *changes = with_flat_options(require_preset("train", arguments))
     if "--deterministic" in changes:  # before the first computation: XLA reads its flags once
