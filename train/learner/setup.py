@@ -5,15 +5,17 @@ import functools
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.checks import require
 from wdjax.env_checker import RETURNED, require_rules
 from wdjax.spaces import LARGEST
 from wdjax.train.config.facts import in_env_steps
-from wdjax.train.config.schema import TrainConfig
+from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
 from wdjax.train.fast.choose import engine_class, policy_engine
@@ -22,6 +24,7 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.encoders import check_encoder, encoder_class
 from wdjax.train.state.agents import building_config
+from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.context import Context
 from wdjax.train.state.policy import Policy, Setup, Team
 from wdjax.train.state.registry import find_algorithm, read_config
@@ -79,8 +82,10 @@ def make_policy(name: str, context: Context) -> Policy:
     algorithm = find_algorithm(own.algorithm)
     space = without_mask(assignment.observation_space)
     check_encoder(f"policies.{name}.network", own.network, space, assignment.layout)
-    built = building_config(own, assignment)
-    network = nnx.eval_shape(lambda: algorithm.make_network(context, built, assignment, nnx.Rngs(jax.random.key(0))))
+    network = abstract_network(name, context, own.network, algorithm)
+    require_plain_parameters(f"policies.{name}.network", network)
+    if is_own := not type(algorithm).__module__.startswith("wdjax."):
+        require_used(name, context, own, algorithm, network)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
     require(count <= LARGEST, f"policies.{name}.network: number of parameters", count, f"at most {LARGEST}")
     if algorithm.has_kernels and is_custom(algorithm.loss):
@@ -88,4 +93,43 @@ def make_policy(name: str, context: Context) -> Policy:
         require(is_linear(algorithm.loss, own.options), f"policies.{name}.algorithm: its loss", own.algorithm, words)
     distribution, encoder = algorithm.make_distribution(own, assignment), encoder_class(own.network.encoder)
     policy = Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, context)
+    if is_own and own.normalize_observation:
+        params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
+        state = jax.eval_shape(functools.partial(algorithm.init, policy), params)
+        words = f"False (the default): {own.algorithm} does not use it"
+        require(state.normalizer is not None, f"policies.{name}.normalize_observation", True, words)
     return dataclasses.replace(policy, engine=policy_engine(policy, config.kernels))
+
+
+def abstract_network(name: str, context: Context, config: NetworkConfig, algorithm: Algorithm) -> nnx.Module:
+    """Return the network of a policy for this configuration of it, as shapes and dtypes."""
+    own, assignment = context.run_config.policy(name), context.assignments[name]
+    built = building_config(dataclasses.replace(own, network=config), assignment)
+    return nnx.eval_shape(lambda: algorithm.make_network(context, built, assignment, nnx.Rngs(jax.random.key(0))))
+
+
+def require_plain_parameters(path: str, network: nnx.Module) -> None:
+    """Raise TypeError for a network with variables that are not trained parameters, such as batch statistics."""
+    others = nnx.state(network, nnx.filterlib.Not(nnx.Any(nnx.Param, nnx.RngState)))
+    kinds = sorted({type(leaf).__name__ for _, leaf in nnx.to_flat_state(others)})
+    words = f"a module whose variables are all nnx.Param, without {', '.join(kinds)}. Only parameters are trained"
+    require(not kinds, path, type(network).__name__, words, TypeError)
+
+
+ADDED = ("recurrent_size", "encoder", "head_hidden_sizes")  # fields of NetworkConfig that add a part to the network
+
+
+def require_used(name: str, context: Context, config: PolicyConfig, algorithm: Algorithm, network: nnx.Module) -> None:
+    """Raise ValueError for a part of the network that a custom algorithm ignores: the network does not change without it."""
+    for field in ADDED:
+        value, usual = getattr(config.network, field), getattr(NetworkConfig(), field)
+        if value == usual:
+            continue
+        other = abstract_network(name, context, dataclasses.replace(config.network, **{field: usual}), algorithm)
+        same = nnx.graphdef(network) == nnx.graphdef(other) and shapes_of(network) == shapes_of(other)
+        words = f"{usual!r} (the default): {config.algorithm} does not use it"
+        require(not same, f"policies.{name}.network.{field}", value, words)
+
+
+def shapes_of(network: nnx.Module) -> Any:
+    return jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(network, nnx.Param)))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
+from wdjax.checks import require
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.state.agents import Assignment
@@ -217,5 +218,11 @@ class Algorithm(abc.ABC):
         """Return (loss, gradient norm) of an update, scalars that are checked for NaN and infinity.
 
         Both must be 0 if the update took no gradient step; the metrics are NaN then.
+
+        Raises:
+            ValueError: if one of them is not among the metrics of `update`.
         """
+        for name in ("loss", "grad_norm"):
+            words = f"to contain {name!r}. Return it from update, or override losses"
+            require(name in metrics, f"metrics of policies.{policy.name}", sorted(metrics), words)
         return metrics["loss"], metrics["grad_norm"]
