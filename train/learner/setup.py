@@ -120,7 +120,7 @@ ADDED = ("recurrent_size", "encoder", "head_hidden_sizes")  # fields of NetworkC
 
 
 def require_used(name: str, context: Context, config: PolicyConfig, algorithm: Algorithm, network: nnx.Module) -> None:
-    """Raise ValueError for a part of the network that a custom algorithm ignores: the network does not change without it."""
+    """Raise ValueError for a part of the network that a custom algorithm ignores: without it, nothing changes."""
     for field in ADDED:
         value, usual = getattr(config.network, field), getattr(NetworkConfig(), field)
         if value == usual:
