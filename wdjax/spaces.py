@@ -329,7 +329,7 @@ def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] =
 
 def _brief(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"a dict with the keys {', '.join(map(repr, value))}"
+        return f"a dict with the keys {', '.join(map(repr, value))}" if value else "an empty dict"
     return "None" if value is None else f"an array of shape {jnp.shape(value)}"
 
 

@@ -235,7 +235,7 @@ def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
 
 
 def known_fields() -> dict[str, dataclasses.Field]:
-    """Return the fields of a policy by dotted name, those of all registered algorithms' options included."""
-    options = [find_algorithm(algorithm).Options() for algorithm in ALGORITHMS]
+    """Return the fields of a policy by dotted name, those of all built-in algorithms' options included."""
+    options = [find_algorithm(name).Options() for name, place in ALGORITHMS.items() if isinstance(place, str)]
     fields = {path: field for one in (PolicyConfig(), *options) for path, (*_, field), _ in leaves(one)}
     return {path: field for path, field in fields.items() if not field.metadata.get("flat")}
