@@ -173,7 +173,7 @@ def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
     if is_scheduled(field):
         values = [number for _, number in points_of(value)]
     is_nan = any(isinstance(number, float) and math.isnan(number) for number in values)
-    require(not is_nan, name, value, allowed or "a number, not nan")
+    require(is_scheduled(field) or not is_nan, name, value, allowed or "a number, not nan")
     rules = [rule for phrase, rule in _RULES.items() if phrase in allowed]
     require(all(rule(number) for rule in rules for number in values), name, value, allowed)
     if is_scheduled(field):
