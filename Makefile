@@ -61,12 +61,9 @@ test-slow: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
 
-FORMATTED_EXPERIMENTS := $(addprefix experiments/,examples benchmarks commands reference report sweep *.py) \
-	$(addprefix train/,evaluation population rollout)
-
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check wdjax envs $(FORMATTED_EXPERIMENTS) docs README.md setup.py tests
+	$(BIN)/ruff format --check --exclude experiments/notebooks
 
 # Warnings are errors. Pictures of environments are always redrawn. Outputs of notebooks are cached.
 docs: $(DEV_STAMP)

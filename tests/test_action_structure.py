@@ -46,7 +46,10 @@ WRONG = [
         {"tagger": jnp.zeros(4, jnp.int32), "runner": jnp.zeros(1, jnp.int32)},
         "action['tagger'] = an array of shape (4,): must be an array of shape (2,)",
     ),
-    ({"tagger": {}, "runner": 0}, "action['tagger'] = an empty dict: must be an array of shape (2,)"),
+    (
+        {"tagger": {}, "runner": 0},
+        "action['tagger'] = an empty dict: must be an array of shape (2,)",
+    ),
 ]
 
 

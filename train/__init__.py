@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from wdjax.train.learner.bad_numbers import describe_bad_numbers
     from wdjax.train.learner.learner import Learner, make_learner
     from wdjax.train.load import list_presets, load_config, load_policy, load_run
-    from wdjax.train.networks.encoders import register_encoder
     from wdjax.train.networks.draws import sample_blocks
+    from wdjax.train.networks.encoders import register_encoder
     from wdjax.train.population.population import Population
     from wdjax.train.state.algorithm import Algorithm
     from wdjax.train.state.registry import register_algorithm

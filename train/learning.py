@@ -31,7 +31,18 @@ from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
 from wdjax.train.networks.actor_critic import ActorCritic, Trunk
 from wdjax.train.networks.draws import sample_blocks
 from wdjax.train.networks.encoders import encode, encoded_size, make_encoder
-from wdjax.train.state import Context, Evaluation, Hypers, Memory, Policy, PolicyState, Rollout, Rows, Team, TrainState
+from wdjax.train.state import (
+    Context,
+    Evaluation,
+    Hypers,
+    Memory,
+    Policy,
+    PolicyState,
+    Rollout,
+    Rows,
+    Team,
+    TrainState,
+)
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.metric import Metric

@@ -32,7 +32,9 @@ ALIASES = {
 }  # fmt: skip
 
 
-def load_config(preset: str | Path | Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any) -> TrainConfig:
+def load_config(
+    preset: str | Path | Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any
+) -> TrainConfig:
     """Load a preset, apply changes and validate the result.
 
     Args:
@@ -53,7 +55,9 @@ def load_config(preset: str | Path | Mapping[str, Any], *, trust: Collection[str
     return _changed(raw, changes)
 
 
-def change_config(config: TrainConfig, *, trust: Collection[str] | None = None, **changes: Any) -> TrainConfig:
+def change_config(
+    config: TrainConfig, *, trust: Collection[str] | None = None, **changes: Any
+) -> TrainConfig:
     """Returns a configuration with changes, named, checked and refused as by `load_config`.
 
     Args:
@@ -63,22 +67,34 @@ def change_config(config: TrainConfig, *, trust: Collection[str] | None = None, 
     return _changed(raw, changes, None if trust is None else with_own(trust, config))
 
 
-def _changed(raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str] | None = None) -> TrainConfig:
+def _changed(
+    raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str] | None = None
+) -> TrainConfig:
     if isinstance(policies := raw.get("policies"), Mapping):
         flat = lambda path, own: flat_policy(path, own) if isinstance(own, Mapping) else own  # noqa: E731
-        raw = {**raw, "policies": {name: flat(f"policies.{name}", own) for name, own in policies.items()}}
+        raw = {
+            **raw,
+            "policies": {name: flat(f"policies.{name}", own) for name, own in policies.items()},
+        }
     changes = dict(_flat_changes(changes))
     before = raw.get("policies")
     for name, value in changes.items():
-        inside = [] if name in TrainConfig.__dataclass_fields__ else policy_fields(name, raw.get("policies") or ())
+        inside = (
+            []
+            if name in TrainConfig.__dataclass_fields__
+            else policy_fields(name, raw.get("policies") or ())
+        )
         if inside:
-            raise ValueError(f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?")
+            raise ValueError(
+                f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?"
+            )
         set_dotted(raw, name, value)
     if trust is not None:
         require_trusted(", ".join(changes), raw, trust)
     if isinstance(before, Mapping) and isinstance(after := raw["policies"], Mapping):
         raw["policies"] = {
-            name: without_old_options(name, own, before.get(name), changes) for name, own in after.items()
+            name: without_old_options(name, own, before.get(name), changes)
+            for name, own in after.items()
         }
     config = read_config(raw)
     validate(config)
@@ -105,7 +121,9 @@ def list_presets() -> list[str]:
 def preset_path(preset: str | Path) -> Path:
     """Returns the file of a preset, or the path itself where it ends in .yaml."""
     if not isinstance(preset, (str, Path)):
-        raise TypeError(f"preset = {preset!r}: must be the name of a preset, the path of a YAML file, or a mapping")
+        raise TypeError(
+            f"preset = {preset!r}: must be the name of a preset, the path of a YAML file, or a mapping"
+        )
     path = Path(preset)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
@@ -115,7 +133,9 @@ def preset_path(preset: str | Path) -> Path:
         raise ValueError(f"{preset} is a run folder. Use its preset {preset}/{CONFIG}.")
     name, known = ALIASES.get(str(preset), str(preset)), list_presets()
     if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
-        raise FileNotFoundError(f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder")
+        raise FileNotFoundError(
+            f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder"
+        )
     if ":" in str(preset):
         words = f"this is an environment, not a preset. For a single agent: wdjax train cartpole_ppo --env {preset}"
         raise ValueError(
@@ -126,7 +146,10 @@ def preset_path(preset: str | Path) -> Path:
 
 
 def load_run(
-    run_folder: str | Path, best: bool = False, num_updates: int | None = None, trust: Collection[str] = ()
+    run_folder: str | Path,
+    best: bool = False,
+    num_updates: int | None = None,
+    trust: Collection[str] = (),
 ) -> tuple[Learner, TrainState]:
     """Load the learner of a run, on one device, and the state of its newest checkpoint.
 
@@ -148,13 +171,17 @@ def load_run(
     return learner_of(setup), state
 
 
-def load_named(run: str, default: str = "newest", trust: Collection[str] = ()) -> tuple[Learner, TrainState]:
+def load_named(
+    run: str, default: str = "newest", trust: Collection[str] = ()
+) -> tuple[Learner, TrainState]:
     """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`: "runs/a@best"."""
     setup, state = read_named(run, default, trust)
     return learner_of(setup), state
 
 
-def load_policy(run: str | Path, policy: str | None = None, trust: Collection[str] = ()) -> TrainedPolicy:
+def load_policy(
+    run: str | Path, policy: str | None = None, trust: Collection[str] = ()
+) -> TrainedPolicy:
     """Load a trained policy of a run::
 
         policy = wdjax.load_policy("runs/a", "tagger")

@@ -49,9 +49,25 @@ from wdjax.train.host.chunks import room
 from wdjax.train.host.debug import compile_checked, nan_origin
 from wdjax.train.host.determinism import forgets_determinism, is_deterministic
 from wdjax.train.host.failures import BadNumbersError
-from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, row_of_run, save_state, train_chunks
+from wdjax.train.host.loop import (
+    Chunk,
+    Job,
+    Outcome,
+    Row,
+    copied,
+    row_of_run,
+    save_state,
+    train_chunks,
+)
 from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
-from wdjax.train.host.progress import GO_ON, announce_run, last_words, nothing_to_do, progress_bar, words_of_run
+from wdjax.train.host.progress import (
+    GO_ON,
+    announce_run,
+    last_words,
+    nothing_to_do,
+    progress_bar,
+    words_of_run,
+)
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state, host_key
@@ -60,7 +76,14 @@ from wdjax.train.learner.setup import require_config
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import require_all_processes
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import delete_newer, finish, newest_host, open_checkpoints, restore_newest, save
+from wdjax.train.storage.checkpoint import (
+    delete_newer,
+    finish,
+    newest_host,
+    open_checkpoints,
+    restore_newest,
+    save,
+)
 from wdjax.train.storage.folder import (
     CONFIG,
     hold_folder,
@@ -73,11 +96,19 @@ from wdjax.train.storage.folder import (
     with_size_of,
     write_config,
 )
-from wdjax.train.storage.metrics_log import MetricsLog, finite, open_log, read_metrics, tell_lost_lines
+from wdjax.train.storage.metrics_log import (
+    MetricsLog,
+    finite,
+    open_log,
+    read_metrics,
+    tell_lost_lines,
+)
 from wdjax.train.storage.switches import require_same_switches, switch_warnings
 
 
-def check_run(learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False) -> tuple[Callback, ...]:
+def check_run(
+    learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False
+) -> tuple[Callback, ...]:
     """Instantiate the callbacks and validate what the configuration alone cannot; errors are those of `Trainer`.
 
     These are callback names, `stop_at` metrics, and checkpoints that policies start from, unless the run has `begun`
@@ -124,8 +155,12 @@ class Trainer:
         self._given = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
         self.config = config = run_config(self._given, self.workdir, resume, trust)
         self._begun = time.perf_counter()
-        self.learner = make_learner(config, trust)  # first: a configuration that is refused must leave no folder
-        self.callbacks = check_run(self.learner, callbacks, begun := (self.workdir / CONFIG).exists())
+        self.learner = make_learner(
+            config, trust
+        )  # first: a configuration that is refused must leave no folder
+        self.callbacks = check_run(
+            self.learner, callbacks, begun := (self.workdir / CONFIG).exists()
+        )
         self.console = Console(quiet=quiet or not is_first())
         if debug and not (resume and begun):  # that run has begun, whatever its game
             check_env(self.learner.env, params=self.learner.env_params)
@@ -135,8 +170,13 @@ class Trainer:
         self.state: TrainState | None = None
         self._waits = {"setup": time.perf_counter() - self._begun}  # seconds not spent on training
         self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
-        self._chunks, self._kernels = 0.0, ""  # seconds of all chunks; what ran by kernels, in words
-        self._beside: dict[str, Future] = {}  # compiled while training goes on: for evaluations, for pictures
+        self._chunks, self._kernels = (
+            0.0,
+            "",
+        )  # seconds of all chunks; what ran by kernels, in words
+        self._beside: dict[
+            str, Future
+        ] = {}  # compiled while training goes on: for evaluations, for pictures
         self.best_score: float | None = None
         self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
@@ -206,9 +246,17 @@ class Trainer:
             lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
             self._require_own_folder()  # nothing has held the folder since
             config = self.config
-            stop = stack.enter_context(stop_signals(self.console))  # first: closing waits for the last checkpoint
-            checkpoints = stack.enter_context(open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints))
-            best = stack.enter_context(open_checkpoints(self.workdir / "best", 1)) if config.best_by else None
+            stop = stack.enter_context(
+                stop_signals(self.console)
+            )  # first: closing waits for the last checkpoint
+            checkpoints = stack.enter_context(
+                open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints)
+            )
+            best = (
+                stack.enter_context(open_checkpoints(self.workdir / "best", 1))
+                if config.best_by
+                else None
+            )
             with ending_with_others():  # it may compile
                 self.state, size, program, self._waits["compiling"] = self._start(checkpoints, best)
                 first = int(self.state.num_updates)
@@ -219,13 +267,19 @@ class Trainer:
                 open_log(self.workdir / "metrics.jsonl", size, self._say, lock)
             ) if is_first() else None  # fmt: skip
             stack.enter_context(ending_with_others())
-            advance = stack.enter_context(progress_bar(self.console, config.num_updates, first, self._live_curve))
+            advance = stack.enter_context(
+                progress_bar(self.console, config.num_updates, first, self._live_curve)
+            )
             job = Job(
                 config, config.num_updates, program, checkpoints, log, functools.partial(self._judge, best, log),
                 functools.partial(self._report, advance), self._host, self._begin, beside=not self.debug,
             )  # fmt: skip
-            goals = config.stop_at  # of process 0, which has cut metrics.jsonl back: others may see lines that are gone
-            if goals and as_first(is_first() and any(goals_reached(goals, row) for row in self.history)):
+            goals = (
+                config.stop_at
+            )  # of process 0, which has cut metrics.jsonl back: others may see lines that are gone
+            if goals and as_first(
+                is_first() and any(goals_reached(goals, row) for row in self.history)
+            ):
                 self.stop(goals_in_words(goals))  # before it was resumed
             stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
             self.state, done = train_chunks(
@@ -234,12 +288,26 @@ class Trainer:
             early = done < config.num_updates
             self.stopped = early and any_process(stop.is_set())
         env_steps = (done - first) * config.env_steps_per_update
-        self._say(last_words(env_steps, self._chunks, self._waits, time.perf_counter() - self._begun, self._kernels))
-        self._begun, self._chunks, self._waits = time.perf_counter(), 0.0, {}  # of `train` called again
+        self._say(
+            last_words(
+                env_steps,
+                self._chunks,
+                self._waits,
+                time.perf_counter() - self._begun,
+                self._kernels,
+            )
+        )
+        self._begun, self._chunks, self._waits = (
+            time.perf_counter(),
+            0.0,
+            {},
+        )  # of `train` called again
         if early:
             ended = f"Ended by {self.ended_by or 'another process'}"
             how, more = ("Stopped", GO_ON) if self.stopped else (ended, "")
-            steps = f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
+            steps = (
+                f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
+            )
             self._say(f"{how} and saved after {steps}.{more}")
         if not self.stopped and is_first() and self.pictures:
             wait(self._beside.values())
@@ -261,14 +329,21 @@ class Trainer:
         title = f"{self.config.env}: {self.workdir.name}"
         with plots.without_picture("curves.png", self._say):
             curves = plots.save_curves(self.workdir, title)
-            self._say(f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl is empty")
+            self._say(
+                f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl is empty"
+            )
         with plots.without_picture("opponents.png", self._say):
             if opponents := plots.save_opponents(self.workdir, title):
                 self._say(f"Wrote {opponents}")
         file, made = self.workdir / "episode.gif", self._beside.get("episode")
         program = made.result() if made and not made.exception() else None
-        with plots.without_picture("episode.gif", self._say), contextlib.suppress(NotImplementedError):
-            self._say(f"Wrote {save_episode(self.learner, self.state, file, self.config.seed, program=program)}")
+        with (
+            plots.without_picture("episode.gif", self._say),
+            contextlib.suppress(NotImplementedError),
+        ):
+            self._say(
+                f"Wrote {save_episode(self.learner, self.state, file, self.config.seed, program=program)}"
+            )
 
     def _tell_kernels(self, words: str) -> None:
         self._kernels = words
@@ -280,37 +355,56 @@ class Trainer:
     def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program | None, float]:
         """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program (None: no
         update is left to do), and the seconds that it took to compile."""
-        announce_run(self.console, self._given, self.config, self.workdir, self.learner.setup.num_devices)
+        announce_run(
+            self.console, self._given, self.config, self.workdir, self.learner.setup.num_devices
+        )
         like = abstract_state(self.learner.setup)
         found = restore_newest(checkpoints, like, self.config, self._say)
         if found is None:
             return self._first_state(like)
         updates, state, host = found
         self.best_score, self.best_updates = host["best_score"], host["best_updates"]
-        if best is not None and (best.latest_step() or 0) > updates:  # found after this checkpoint, before the end
+        if (
+            best is not None and (best.latest_step() or 0) > updates
+        ):  # found after this checkpoint, before the end
             newer = newest_host(best, updates, self._say)
             if newer is not None:
                 self.best_updates, self.best_score = newer[0], newer[1]["best_score"]
             elif best.latest_step() is None:  # damaged, and what was the best before it is gone
                 self.best_updates = self.best_score = None
-        elif best is not None and self.best_updates == updates:  # perhaps killed before that one was whole
+        elif (
+            best is not None and self.best_updates == updates
+        ):  # perhaps killed before that one was whole
             save(best, updates, copied(state), host)
         if updates >= self.config.num_updates:
             return state, host["metrics_size"], None, 0.0
         most, env_steps = room(self.config), updates * self.config.env_steps_per_update
         self._say(f"Resuming from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
         if forgets_determinism(host["deterministic"]):
-            self._say("Warning: this run used --deterministic. Without the flag, results are not bit-identical.")
+            self._say(
+                "Warning: this run used --deterministic. Without the flag, results are not bit-identical."
+            )
         for words in switch_warnings(read_made_with(self.workdir)):
             self._say(words)
-        program = (compile_checked(self.learner, most), 0.0) if self.debug else compile_chunk(self.learner, like, most)
+        program = (
+            (compile_checked(self.learner, most), 0.0)
+            if self.debug
+            else compile_chunk(self.learner, like, most)
+        )
         return state, host["metrics_size"], *program
 
     def _first_state(self, like: TrainState) -> tuple[TrainState, int, Program, float]:
         seed, most = self.config.seed, room(self.config)
         if self.debug:  # its program compiles when first called
-            return self.learner.init(jax.random.key(seed)), 0, compile_checked(self.learner, most), 0.0
-        state, program, seconds = compile_and_init(self.learner, like, seed, most, self._compile_beside)
+            return (
+                self.learner.init(jax.random.key(seed)),
+                0,
+                compile_checked(self.learner, most),
+                0.0,
+            )
+        state, program, seconds = compile_and_init(
+            self.learner, like, seed, most, self._compile_beside
+        )
         return state, 0, program, seconds
 
     def _judge(self, best: Any, log: MetricsLog | None, chunk: Chunk) -> Outcome:
@@ -325,7 +419,14 @@ class Trainer:
         if done > chunk.before:
             row = row_of_run(setup, chunk) | skipped_updates(config, part.codes)
             evaluated = chunk.begun is not None
-            rows = [row | (self._evaluate(best, chunk, log) if evaluated else no_evaluation(self.learner, self.state))]
+            rows = [
+                row
+                | (
+                    self._evaluate(best, chunk, log)
+                    if evaluated
+                    else no_evaluation(self.learner, self.state)
+                )
+            ]
 
         def failure() -> BadNumbersError:
             origin = nan_origin(setup, chunk.state) if self.debug else None
@@ -348,7 +449,9 @@ class Trainer:
     def _is_evaluated(self, done: int) -> bool:
         """Whether so many updates call for an evaluation."""
         config = self.config
-        return config.evaluates and (done == config.num_updates or done % config.updates_per_evaluation == 0)
+        return config.evaluates and (
+            done == config.num_updates or done % config.updates_per_evaluation == 0
+        )
 
     def _compile_beside(self) -> None:
         """Begins, once, to make in threads what is needed later: the program of evaluations, a GPU's beside that of the
@@ -361,17 +464,23 @@ class Trainer:
             self._beside["evaluation"] = in_thread(lowered.compile)
         if self.pictures and jax.default_backend() != "cpu" and jax.process_count() == 1:
             self._beside["curves"] = in_thread(plots.import_drawing)
-            self._beside["episode"] = in_thread(compile_recording, self.learner, like)  # where it fails, `draw` does it
+            self._beside["episode"] = in_thread(
+                compile_recording, self.learner, like
+            )  # where it fails, `draw` does it
 
     def _begin(self, chunk: Chunk) -> Callable[[TrainState], Any] | None:
         """Return what plays the episodes of an evaluation, if one is due, in replicas and with a key of their own."""
-        if not self.config.updates_per_chunk:  # kept in the folder: a resumed run has rows after the same updates
+        if (
+            not self.config.updates_per_chunk
+        ):  # kept in the folder: a resumed run has rows after the same updates
             self.config = dataclasses.replace(self.config, updates_per_chunk=chunk.size)
             on_first(write_config, self.workdir, self.config)
         if not self._is_evaluated(chunk.done):
             return (lambda state: None) if self.callbacks else None  # callbacks may read the state
         key = jax.random.fold_in(host_key(self.config.seed), chunk.done)
-        return lambda state: begin_evaluation(self.learner, state, key, self._beside["evaluation"].result())
+        return lambda state: begin_evaluation(
+            self.learner, state, key, self._beside["evaluation"].result()
+        )
 
     def _evaluate(self, best: Any, chunk: Chunk, log: MetricsLog | None) -> dict[str, Any]:
         """Returns what the episodes came to, and keeps the best state where best_metric asks."""
@@ -387,7 +496,9 @@ class Trainer:
         score = row.get(f"eval/{config.best_by}")
         if as_first(score is not None and (self.best_score is None or score > self.best_score)):
             self.best_score, self.best_updates = score, done
-            delete_newer(best, done)  # of a part of the run that was lost, where it comes to other numbers now
+            delete_newer(
+                best, done
+            )  # of a part of the run that was lost, where it comes to other numbers now
             save_state(best, done, chunk.state, log, self._host())
         return row | self._report_best(chunk.state, done)
 
@@ -398,11 +509,19 @@ class Trainer:
         if config.best_by is None:
             return {}
         if done == self.best_updates:
-            key = jax.random.fold_in(host_key(config.seed), 2**31 + done)  # evaluations fold in smaller numbers
+            key = jax.random.fold_in(
+                host_key(config.seed), 2**31 + done
+            )  # evaluations fold in smaller numbers
             with contextlib.suppress(UnfinishedEpisodeError):
-                begun = begin_evaluation(self.learner, state, key, self._beside["evaluation"].result())
+                begun = begin_evaluation(
+                    self.learner, state, key, self._beside["evaluation"].result()
+                )
                 episodes = end_evaluation(self.learner, begun)
-                score = finite(evaluation_metrics(episodes, self.learner.env.info_ratios)[f"eval/{config.best_by}"])
+                score = finite(
+                    evaluation_metrics(episodes, self.learner.env.info_ratios)[
+                        f"eval/{config.best_by}"
+                    ]
+                )
         return {f"eval/best/{config.best_by}": score}
 
     def _host(self) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from wdjax.console import Console
 from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
 from wdjax.experiments.commands.help import help_topic, of_topic, panels_by_tyro
-from wdjax.experiments.sweep.searching import Halving
 from wdjax.experiments.sweep.members import (
     Point,
     Values,
@@ -24,6 +23,7 @@ from wdjax.experiments.sweep.members import (
     read_settings,
 )
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
+from wdjax.experiments.sweep.searching import Halving
 from wdjax.train import load_config
 from wdjax.train.devices.processes import STOPPED
 from wdjax.train.host.signals import stop_signals

@@ -12,9 +12,9 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.experiments import cli
 from wdjax.experiments import sweep as kinds
-from wdjax.experiments.sweep.searching import Halving
 from wdjax.experiments.sweep.members import Range
 from wdjax.experiments.sweep.pbt import Selection
+from wdjax.experiments.sweep.searching import Halving
 from wdjax.train import load_config, load_run
 from wdjax.train.storage.folder import dump_config
 

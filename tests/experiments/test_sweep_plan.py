@@ -10,7 +10,6 @@ import pytest
 from refusals import refusal
 
 from wdjax.experiments.sweep.grid import sweep
-from wdjax.experiments.sweep.searching import Halving, rung_ends, survivors, trial_scores
 from wdjax.experiments.sweep.members import (
     Range,
     make_members,
@@ -21,6 +20,7 @@ from wdjax.experiments.sweep.members import (
     read_settings,
 )
 from wdjax.experiments.sweep.pbt import Selection, bounds_of, draw_members, evolve
+from wdjax.experiments.sweep.searching import Halving, rung_ends, survivors, trial_scores
 from wdjax.experiments.sweep.table import (
     best_member,
     best_points,

@@ -14,7 +14,6 @@ from stopping import EndsAfter
 
 from wdjax.experiments.sweep import read_table, search
 from wdjax.experiments.sweep import searching as trials
-from wdjax.experiments.sweep.searching import Halving
 from wdjax.experiments.sweep.members import parse_settings
 from wdjax.experiments.sweep.optuna_study import (
     Trial,
@@ -23,6 +22,7 @@ from wdjax.experiments.sweep.optuna_study import (
     point_of,
     require_optuna,
 )
+from wdjax.experiments.sweep.searching import Halving
 from wdjax.train import load_run, read_metrics
 
 optuna = pytest.importorskip("optuna")

@@ -6,10 +6,15 @@ Source: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning" (201
 import jax
 
 from wdjax.train.algorithms.fit import Batch, Mean, Metrics, fit, normalized_mean
-from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions, apply_transforms, update_normalizers
+from wdjax.train.algorithms.on_policy import (
+    OnPolicy,
+    OnPolicyOptions,
+    apply_transforms,
+    update_normalizers,
+)
 from wdjax.train.algorithms.returns import experience, next_value
-from wdjax.train.state.rollout_metrics import rollout_metrics
 from wdjax.train.state import Evaluation, Hypers, Memory, Policy, PolicyState, Rollout
+from wdjax.train.state.rollout_metrics import rollout_metrics
 
 
 class A2C(OnPolicy):
@@ -18,16 +23,24 @@ class A2C(OnPolicy):
     Options = OnPolicyOptions
     keeps_log_prob = False
 
-    def loss(self, new: Evaluation, batch: Batch, options: OnPolicyOptions, mean: Mean) -> tuple[jax.Array, Metrics]:
+    def loss(
+        self, new: Evaluation, batch: Batch, options: OnPolicyOptions, mean: Mean
+    ) -> tuple[jax.Array, Metrics]:
         """Return the loss and the means of its terms; arguments as for `PPO.loss`.
 
         loss = mean(-log pi(a) A) + c_v mean((V - R)^2) - c_e mean(entropy)
         """
         policy_loss, value_loss = -new.log_prob * batch.advantage, (new.value - batch.target) ** 2
-        terms = {**normalized_mean(batch, options), "policy_loss": policy_loss, "value_loss": value_loss}
+        terms = {
+            **normalized_mean(batch, options),
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+        }
         means = mean({**terms, "entropy": new.entropy})
         weighted_value_loss = options.value_coefficient * means["value_loss"]
-        return means["policy_loss"] + weighted_value_loss - options.entropy_coefficient * means["entropy"], means
+        return means["policy_loss"] + weighted_value_loss - options.entropy_coefficient * means[
+            "entropy"
+        ], means
 
     def update(
         self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
@@ -37,10 +50,14 @@ class A2C(OnPolicy):
         options = policy.options(hypers)
         data = experience(policy, state, rollout, options.gamma, options.gae_lambda)
         data, running, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
-        advantage, target = self.advantages(policy, state, data, next_value(policy, state, rollout, data))
+        advantage, target = self.advantages(
+            policy, state, data, next_value(policy, state, rollout, data)
+        )
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
         batch = Batch.of(policy, rollout, data, advantage, target)
         normalize = options.normalize_advantage
-        state, losses = fit(self.loss, policy, state, hypers, batch, key, num_blocks, normalize_advantage=normalize)
+        state, losses = fit(
+            self.loss, policy, state, hypers, batch, key, num_blocks, normalize_advantage=normalize
+        )
         state, memory = update_normalizers(state, memory, data, running)
         return state, memory, metrics | losses

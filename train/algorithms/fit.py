@@ -29,23 +29,45 @@ class Batch:
 
     obs: Any  # observations, or whatever `evaluate` reads in their place
     action: jax.Array  # as sampled
-    log_prob: jax.Array | None  # under the policy that acted; None if the algorithm does not keep it
+    log_prob: (
+        jax.Array | None
+    )  # under the policy that acted; None if the algorithm does not keep it
     value: jax.Array  # under the parameters that acted
     advantage: jax.Array
     target: jax.Array  # of the value
     valid: jax.Array  # bool, the transitions that count
     extra: Any = None  # `Rows.own`, what the algorithm stored while acting; for `evaluate`
-    restart: jax.Array | None = None  # bool, an episode starts here; recurrent policies only, as is `carry`
+    restart: jax.Array | None = (
+        None  # bool, an episode starts here; recurrent policies only, as is `carry`
+    )
     carry: Any = None  # ([M, ...] before the first step, [M, ...] at the start of an episode, or None: zeros)
 
     @classmethod
-    def of(cls, policy: Policy, rollout: Rollout, data: Experience, advantage: jax.Array, target: jax.Array) -> "Batch":
+    def of(
+        cls,
+        policy: Policy,
+        rollout: Rollout,
+        data: Experience,
+        advantage: jax.Array,
+        target: jax.Array,
+    ) -> "Batch":
         """Return a rollout as a batch with leaves [T, N, n, ...]."""
         rows = data.rows
-        batch = cls(rows.obs, rows.action, rows.log_prob, rows.value, advantage, target, data.valid, rows.own)
+        batch = cls(
+            rows.obs,
+            rows.action,
+            rows.log_prob,
+            rows.value,
+            advantage,
+            target,
+            data.valid,
+            rows.own,
+        )
         if not policy.config.network.recurrent_size:
             return batch
-        restart = jnp.concatenate([jnp.zeros_like(data.over[:1]), data.over[:-1]])  # the first step's reset is done
+        restart = jnp.concatenate(
+            [jnp.zeros_like(data.over[:1]), data.over[:-1]]
+        )  # the first step's reset is done
         restart = jnp.broadcast_to(restart[..., None], data.valid.shape)
         custom = policy.algorithm.overridden("init_carry")
         start = policy.algorithm.init_carry(policy, data.over.shape[1]) if custom else None
@@ -56,7 +78,9 @@ class Batch:
         if self.carry is None:
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), self)
         carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.carry)
-        rows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:]), self.replace(carry=None))
+        rows = jax.tree.map(
+            lambda leaf: leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:]), self.replace(carry=None)
+        )
         return rows.replace(carry=carry)
 
 
@@ -93,21 +117,30 @@ def fit(
     if epochs == minibatches == 1:  # one step on everything: nothing to shuffle
         if normalize_advantage:
             batch = batch.replace(advantage=normalize(batch.advantage, batch.valid))
-        any_valid, (grads, metrics) = any_of(batch.valid), engine.gradient(loss, policy, state, hypers, batch, evaluate)
+        any_valid, (grads, metrics) = (
+            any_of(batch.valid),
+            engine.gradient(loss, policy, state, hypers, batch, evaluate),
+        )
         state = engine.apply_if(any_valid, apply_gradient(policy, hypers, grads), state)
         return state, jax.tree.map(lambda value: jnp.where(any_valid, value, jnp.nan), metrics)
 
     if batch.carry is not None:
         shape = (1, *shape[1:])  # shuffle whole sequences
     keys = jax.random.split(key, epochs)
-    index = jax.vmap(lambda key: shuffle(key, shape, num_blocks, minibatches, engine.permutation))(keys)
+    index = jax.vmap(lambda key: shuffle(key, shape, num_blocks, minibatches, engine.permutation))(
+        keys
+    )
     index = index.reshape(epochs * minibatches, -1)
     advantage = normalized_advantages(batch, index) if normalize_advantage else None
 
     def step(state: PolicyState, stopped: jax.Array, minibatch: Batch) -> tuple:
         any_valid = any_of(minibatch.valid)
         grads, metrics = engine.gradient(loss, policy, state, hypers, minibatch, evaluate)
-        stop = stopped if target_kl is None else stopped | (metrics.get("approx_kl", -jnp.inf) > target_kl)
+        stop = (
+            stopped
+            if target_kl is None
+            else stopped | (metrics.get("approx_kl", -jnp.inf) > target_kl)
+        )
         take = any_valid & ~stop
         state = engine.apply_if(take, apply_gradient(policy, hypers, grads), state)
         return state, stop, (metrics, any_valid & ~stopped, take)
@@ -130,12 +163,18 @@ def mean_over_steps(metrics: Metrics, evaluated: jax.Array, taken: jax.Array) ->
     """
     counted = jnp.stack([evaluated if name == "approx_kl" else taken for name in metrics])
     sums = jnp.sum(jnp.where(counted, jnp.stack(list(metrics.values())), 0.0), axis=1)
-    means = jnp.where(jnp.any(counted, axis=1), sums / jnp.maximum(jnp.sum(counted, axis=1), 1), jnp.nan)
+    means = jnp.where(
+        jnp.any(counted, axis=1), sums / jnp.maximum(jnp.sum(counted, axis=1), 1), jnp.nan
+    )
     return dict(zip(metrics, means, strict=True)) | {"gradient_steps": jnp.sum(taken)}
 
 
 def shuffle(
-    key: jax.Array, shape: tuple[int, int, int], num_blocks: int, minibatches: int, permutation: Callable
+    key: jax.Array,
+    shape: tuple[int, int, int],
+    num_blocks: int,
+    minibatches: int,
+    permutation: Callable,
 ) -> jax.Array:
     """Return [minibatches, R / minibatches] indices into the R = T * N * n transitions of a rollout, each once.
 
@@ -145,7 +184,9 @@ def shuffle(
     steps, replicas, agents = shape
     width = replicas // num_blocks * agents  # transitions of a block in one step
     keys = block_keys(key, num_blocks)
-    order = jax.vmap(lambda key: permutation(key, steps * width))(keys)  # [num_blocks, T * width], within the block
+    order = jax.vmap(lambda key: permutation(key, steps * width))(
+        keys
+    )  # [num_blocks, T * width], within the block
     time, place = order // width, order % width
     index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
     return jnp.swapaxes(index.reshape(num_blocks, minibatches, -1), 0, 1).reshape(minibatches, -1)
@@ -160,10 +201,14 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
         index: [minibatches, r] int32, the transitions (of a recurrent policy: the sequences) of each minibatch.
     """
     take = lambda leaf, index: jnp.take(leaf, index, axis=-1, mode="clip")  # noqa: E731
-    return jax.vmap(lambda index: normalize(take(batch.advantage, index), take(batch.valid, index)))(index)
+    return jax.vmap(
+        lambda index: normalize(take(batch.advantage, index), take(batch.valid, index))
+    )(index)
 
 
-def make_optimizer(config: PolicyConfig, max_grad_norm: jax.Array | float) -> optax.GradientTransformation:
+def make_optimizer(
+    config: PolicyConfig, max_grad_norm: jax.Array | float
+) -> optax.GradientTransformation:
     """Return the optimizer of a policy: global-norm clipping, and its scaling without the learning rate.
 
     The learning rate is traced: subtract it times the updates, as `descend` does.
@@ -181,7 +226,12 @@ def make_optimizer(config: PolicyConfig, max_grad_norm: jax.Array | float) -> op
 
 
 def descend(
-    config: PolicyConfig, hypers: Hypers, learning_rate: jax.Array, grads: Any, opt_state: Any, params: Any
+    config: PolicyConfig,
+    hypers: Hypers,
+    learning_rate: jax.Array,
+    grads: Any,
+    opt_state: Any,
+    params: Any,
 ) -> tuple[Any, Any]:
     """Take one step of the optimizer of a policy, params - learning_rate * update(grads).
 
@@ -196,16 +246,24 @@ def descend(
     Returns:
         (params, opt_state).
     """
-    updates, opt_state = make_optimizer(config, hypers["max_grad_norm"]).update(grads, opt_state, params)
-    return jax.tree.map(lambda param, update: param - learning_rate * update, params, updates), opt_state
+    updates, opt_state = make_optimizer(config, hypers["max_grad_norm"]).update(
+        grads, opt_state, params
+    )
+    return jax.tree.map(
+        lambda param, update: param - learning_rate * update, params, updates
+    ), opt_state
 
 
-def apply_gradient(policy: Policy, hypers: Hypers, grads: Any) -> Callable[[PolicyState], PolicyState]:
+def apply_gradient(
+    policy: Policy, hypers: Hypers, grads: Any
+) -> Callable[[PolicyState], PolicyState]:
     """Return the function that takes one optimizer step: clip, precondition, subtract."""
 
     def step(state: PolicyState) -> PolicyState:
         rate = hypers["learning_rate"]
-        params, opt_state = descend(policy.config, hypers, rate, grads, state.opt_state, state.params)
+        params, opt_state = descend(
+            policy.config, hypers, rate, grads, state.opt_state, state.params
+        )
         return state.replace(params=params, opt_state=opt_state)
 
     return step

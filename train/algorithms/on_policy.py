@@ -12,13 +12,18 @@ from wdjax.checks import require
 from wdjax.overrides import overridden
 from wdjax.train.algorithms.fit import make_optimizer
 from wdjax.train.algorithms.returns import Experience, final_value, gae
-from wdjax.train.algorithms.transforms import RewardScale, decision_steps, scale_reward, select_replicas
+from wdjax.train.algorithms.transforms import (
+    RewardScale,
+    decision_steps,
+    scale_reward,
+    select_replicas,
+)
 from wdjax.train.config.facts import Schedule, static, traced
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
-from wdjax.train.networks.encoders import MASK
 from wdjax.train.networks.draws import sample_blocks
+from wdjax.train.networks.encoders import MASK
 from wdjax.train.state import Hypers, Memory, Policy, PolicyState
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
@@ -79,8 +84,15 @@ class OnPolicy(Algorithm):
         except (TypeError, ValueError) as error:
             raise type(error)(f"policies.{name}: {error}") from None
         has_mask = MASK in getattr(assignment.observation_space, "spaces", ())
-        words = f"false, as the observations of group {assignment.segments[0].group!r} have no {MASK}"
-        require(has_mask or not config.options.decisions_only, f"policies.{name}.decisions_only", True, words)
+        words = (
+            f"false, as the observations of group {assignment.segments[0].group!r} have no {MASK}"
+        )
+        require(
+            has_mask or not config.options.decisions_only,
+            f"policies.{name}.decisions_only",
+            True,
+            words,
+        )
 
     def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
         return make_distribution(assignment.action_space, config.options.action_distribution)
@@ -89,12 +101,18 @@ class OnPolicy(Algorithm):
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
     ) -> nnx.Module:
         distribution = self.make_distribution(config, assignment)
-        return ActorCritic(without_mask(assignment.observation_space), distribution, config.network, rngs=rngs)
+        return ActorCritic(
+            without_mask(assignment.observation_space), distribution, config.network, rngs=rngs
+        )
 
     def init(self, policy: Policy, params: Any) -> PolicyState:
         config, space = policy.config, policy.assignment.observation_space
-        normalizer = new_normalizer(config.normalize_observation, config.options.normalize_reward, space)
-        opt_state = make_optimizer(config, config.max_grad_norm).init(params) if config.trainable else None
+        normalizer = new_normalizer(
+            config.normalize_observation, config.options.normalize_reward, space
+        )
+        opt_state = (
+            make_optimizer(config, config.max_grad_norm).init(params) if config.trainable else None
+        )
         return PolicyState(params, opt_state, normalizer)
 
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
@@ -114,7 +132,13 @@ class OnPolicy(Algorithm):
         return policy.engine.act(policy, state, carry, obs, keys)
 
     def play(
-        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
+        self,
+        policy: Policy,
+        state: PolicyState,
+        carry: Any,
+        obs: Any,
+        keys: jax.Array,
+        greedy: bool,
     ) -> tuple[jax.Array, Any]:
         outputs, _, carry = policy.apply(state, obs, carry)
         if greedy:
@@ -126,7 +150,12 @@ class OnPolicy(Algorithm):
         return {**policy.distribution.describe(outputs), "value": value}
 
     def end_of_step(
-        self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None
+        self,
+        policy: Policy,
+        state: PolicyState,
+        carry: Any,
+        final_obs: Any,
+        truncated: jax.Array | None,
     ) -> dict[str, Any]:
         if truncated is None:
             return {}
@@ -156,9 +185,17 @@ class OnPolicy(Algorithm):
         )  # fmt: skip
 
     def losses(
-        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+        self,
+        policy: Policy,
+        before: PolicyState,
+        after: PolicyState,
+        metrics: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        steps = next(name for name in ("gradient_steps", "decision_fraction", "live_fraction") if name in metrics)
+        steps = next(
+            name
+            for name in ("gradient_steps", "decision_fraction", "live_fraction")
+            if name in metrics
+        )
         took_steps = metrics[steps] > 0
         return tuple(jnp.where(took_steps, metrics[name], 0.0) for name in ("loss", "grad_norm"))
 
@@ -172,7 +209,12 @@ class OnPolicy(Algorithm):
 
 
 def apply_transforms(
-    policy: Policy, state: PolicyState, memory: Memory, data: Experience, key: jax.Array, num_blocks: int
+    policy: Policy,
+    state: PolicyState,
+    memory: Memory,
+    data: Experience,
+    key: jax.Array,
+    num_blocks: int,
 ) -> tuple[Experience, RewardScale | None, jax.Array, dict[str, jax.Array]]:
     """Apply a policy's transforms. Return (data, new state of `scale_reward`, key for the rest, metrics)."""
     options, scale, metrics = policy.config.options, None, {}

@@ -11,13 +11,18 @@ import jax.numpy as jnp
 
 from wdjax.checks import require
 from wdjax.train.algorithms.fit import Batch, Mean, Metrics, fit, normalized_mean
-from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions, apply_transforms, update_normalizers
+from wdjax.train.algorithms.on_policy import (
+    OnPolicy,
+    OnPolicyOptions,
+    apply_transforms,
+    update_normalizers,
+)
 from wdjax.train.algorithms.returns import experience, next_value
 from wdjax.train.config.facts import static, traced
 from wdjax.train.config.schema import TrainConfig
-from wdjax.train.state.rollout_metrics import rollout_metrics
 from wdjax.train.state import Evaluation, Hypers, Memory, Policy, PolicyState, Rollout
 from wdjax.train.state.agents import Assignment
+from wdjax.train.state.rollout_metrics import rollout_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +49,11 @@ class PPO(OnPolicy):
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         super().check(name, run, assignment)
-        config, replicas, agents = run.policy(name), run.num_envs // run.blocks, assignment.num_agents
+        config, replicas, agents = (
+            run.policy(name),
+            run.num_envs // run.blocks,
+            assignment.num_agents,
+        )
         factors, rows = f"num_envs / num_blocks {replicas} x agents {agents}", replicas * agents
         what = f"the number of sequences per block ({factors})"
         if not config.network.recurrent_size:
@@ -54,7 +63,9 @@ class PPO(OnPolicy):
         allowed = f"a divisor of {rows}, {what}"
         require(rows % minibatches == 0, f"policies.{name}.minibatches", minibatches, allowed)
 
-    def loss(self, new: Evaluation, batch: Batch, options: PPOOptions, mean: Mean) -> tuple[jax.Array, Metrics]:
+    def loss(
+        self, new: Evaluation, batch: Batch, options: PPOOptions, mean: Mean
+    ) -> tuple[jax.Array, Metrics]:
         """Return the loss and the means of its terms.
 
             loss = mean(policy_loss) + c_v mean(value_loss) - c_e mean(entropy)
@@ -67,9 +78,13 @@ class PPO(OnPolicy):
                 result.
         """
         terms = policy_terms(new.log_prob, batch, options)
-        means = mean({**terms, "value_loss": value_error(new.value, batch, options), "entropy": new.entropy})
+        means = mean(
+            {**terms, "value_loss": value_error(new.value, batch, options), "entropy": new.entropy}
+        )
         weighted_value_loss = options.value_coefficient * means["value_loss"]
-        return means["policy_loss"] + weighted_value_loss - options.entropy_coefficient * means["entropy"], means
+        return means["policy_loss"] + weighted_value_loss - options.entropy_coefficient * means[
+            "entropy"
+        ], means
 
     def update(
         self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
@@ -79,7 +94,9 @@ class PPO(OnPolicy):
         options = policy.options(hypers)
         data = experience(policy, state, rollout, options.gamma, options.gae_lambda)
         data, running, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
-        advantage, target = self.advantages(policy, state, data, next_value(policy, state, rollout, data))
+        advantage, target = self.advantages(
+            policy, state, data, next_value(policy, state, rollout, data)
+        )
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
         state, losses = fit(
             self.loss, policy, state, hypers, Batch.of(policy, rollout, data, advantage, target), key, num_blocks,
@@ -102,7 +119,9 @@ def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metr
 
     Source: Schulman et al. (2017), eq. 7; approx_kl is the k3 estimator of Schulman (joschu.net, 2020).
     """
-    log_ratio = jnp.where(batch.valid, log_prob - batch.log_prob, 0.0)  # that of an invalid one may overflow
+    log_ratio = jnp.where(
+        batch.valid, log_prob - batch.log_prob, 0.0
+    )  # that of an invalid one may overflow
     ratio = jnp.exp(log_ratio)
     # The same as min and clip, whose derivatives split ties and take more operations.
     gains = batch.advantage > 0.0
@@ -124,5 +143,7 @@ def value_error(value: jax.Array, batch: Batch, options: PPOOptions) -> jax.Arra
         batch: the transitions, leaves [B, ...].
         options: traced fields are scalars.
     """
-    clipped_value = batch.value + jnp.clip(value - batch.value, -options.value_clip, options.value_clip)
+    clipped_value = batch.value + jnp.clip(
+        value - batch.value, -options.value_clip, options.value_clip
+    )
     return jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)

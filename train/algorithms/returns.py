@@ -50,7 +50,9 @@ def experience(
     return Experience(rows, rows.reward, rows.learned, rollout.over, gamma, gae_lambda, last_obs)
 
 
-def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array) -> jax.Array:
+def final_value(
+    policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array
+) -> jax.Array:
     """Return V(final obs) of truncated agents, 0 elsewhere; costs nothing where no agent is truncated.
 
     Args:
@@ -59,7 +61,9 @@ def final_value(policy: Policy, state: PolicyState, carry: Any, final_obs: Any, 
         truncated: bool, likewise.
     """
 
-    def evaluate(current: jax.Array, state: PolicyState, obs: Any, carry: Any, truncated: jax.Array) -> jax.Array:
+    def evaluate(
+        current: jax.Array, state: PolicyState, obs: Any, carry: Any, truncated: jax.Array
+    ) -> jax.Array:
         return jnp.where(truncated, policy.algorithm.value(policy, state, obs, carry), current)
 
     nothing = jnp.zeros(truncated.shape, jnp.float32)
@@ -75,7 +79,9 @@ def next_value(policy: Policy, state: PolicyState, rollout: Rollout, data: Exper
         rollout: the rollout.
         data: the policy's share of it, from `experience`.
     """
-    last_value = policy.algorithm.value(policy, state, data.last_obs, rollout.last_carry[policy.name])
+    last_value = policy.algorithm.value(
+        policy, state, data.last_obs, rollout.last_carry[policy.name]
+    )
     value_tp1 = jnp.concatenate([data.rows.value[1:], last_value[None]])
     if data.rows.final_value is None:  # every end is a termination, after which the value is 0
         return value_tp1
@@ -111,7 +117,9 @@ def gae(
     delta_t = reward_t + gamma * goes_on * next_value_t - value_t
     decay_t = gamma * gae_lambda * goes_on * (1.0 - over_t.astype(jnp.float32))
 
-    def backwards(advantage_tp1: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def backwards(
+        advantage_tp1: jax.Array, row: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
         delta, decay = row
         advantage = delta + decay * advantage_tp1
         return advantage, advantage

@@ -1,8 +1,8 @@
 """Transforms of a rollout before advantages are computed, in the order in which `apply_transforms` uses them:
 
-    decision_steps      learn only where the action mask leaves a choice, and discount per decision
-    scale_reward        divide rewards by the running standard deviation of the discounted return
-    select_replicas     learn from replicas with a termination, and from a few others
+decision_steps      learn only where the action mask leaves a choice, and discount per decision
+scale_reward        divide rewards by the running standard deviation of the discounted return
+select_replicas     learn from replicas with a termination, and from a few others
 """
 
 import functools
@@ -54,10 +54,14 @@ def decision_steps(policy: Policy, data: Experience) -> tuple[Experience, jax.Ar
     """
     rows = data.rows
     after = jnp.concatenate([rows.decides[1:], policy.decides(data.last_obs)[None]])
-    decides_next = after if rows.final_decides is None else jnp.where(data.ends, rows.final_decides, after)
+    decides_next = (
+        after if rows.final_decides is None else jnp.where(data.ends, rows.final_decides, after)
+    )
     cut = jnp.broadcast_to(data.ends, rows.live.shape).at[-1].set(True)
     undecided_ends = masked_mean(1.0 - decides_next, rows.live & ~rows.terminated & cut)
-    gamma, gae_lambda = (jnp.where(decides_next, number, 1.0) for number in (data.gamma, data.gae_lambda))
+    gamma, gae_lambda = (
+        jnp.where(decides_next, number, 1.0) for number in (data.gamma, data.gae_lambda)
+    )
     rows = rows.replace(value=jnp.where(rows.decides, rows.value, 0.0))
     return data.replace(rows=rows, gamma=gamma, gae_lambda=gae_lambda), undecided_ends
 
@@ -66,7 +70,9 @@ def scale_reward(scale: RewardScale, data: Experience) -> tuple[Experience, Rewa
     """Divide rewards by the deviation of the discounted return before this rollout, and clip them to [-10, 10]."""
     totals, last = discounted_returns(scale.discounted_return, data.reward, data.over, data.gamma)
     statistics = update_statistics(scale.statistics, totals, data.rows.learned)
-    return data.replace(reward=normalize_reward(scale.statistics, data.reward)), RewardScale(statistics, last)
+    return data.replace(reward=normalize_reward(scale.statistics, data.reward)), RewardScale(
+        statistics, last
+    )
 
 
 def select_replicas(
@@ -77,22 +83,33 @@ def select_replicas(
     WarpDrive's option `neg_pos_env_ratio` for sparse goals.
     """
     rows = data.rows
-    positive, usable = (jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, data.valid))
+    positive, usable = (
+        jnp.any(flags, axis=(0, 2)) for flags in (rows.terminated & rows.live, data.valid)
+    )
     if rows.decides is not None:  # nothing is learned of a termination without a decision
         positive &= usable
     chosen = choose_replicas(key, positive, usable, ratio, num_blocks)
-    counts = {"positive_envs": total(jnp.sum(positive)), "negative_envs": total(jnp.sum(chosen & ~positive))}
+    counts = {
+        "positive_envs": total(jnp.sum(positive)),
+        "negative_envs": total(jnp.sum(chosen & ~positive)),
+    }
     return data.replace(valid=data.valid & chosen[None, :, None]), counts
 
 
-def choose_replicas(key: jax.Array, positive: jax.Array, usable: jax.Array, ratio: float, num_blocks: int) -> jax.Array:
+def choose_replicas(
+    key: jax.Array, positive: jax.Array, usable: jax.Array, ratio: float, num_blocks: int
+) -> jax.Array:
     """Return [N] bool: positive replicas and floor(ratio x their number) random others, without replacement.
 
     All usable replicas if none is positive or too few are not.
     """
     draw = functools.partial(jax.random.uniform, dtype=jnp.float32)
     score = draw_blocks(draw, block_keys(key, num_blocks), positive.shape)
-    positive, usable, score = all_rows((positive, usable, score))  # the choice is one of the replicas of all devices
-    rank = jnp.argsort(jnp.argsort(jnp.where(positive | ~usable, 2.0, score)))  # of negative replicas: 0, 1, 2, ...
+    positive, usable, score = all_rows(
+        (positive, usable, score)
+    )  # the choice is one of the replicas of all devices
+    rank = jnp.argsort(
+        jnp.argsort(jnp.where(positive | ~usable, 2.0, score))
+    )  # of negative replicas: 0, 1, 2, ...
     wanted = jnp.floor(ratio * jnp.sum(positive)).astype(jnp.int32)
     return own_rows(usable & (positive | (rank < wanted) | ~jnp.any(positive)))

@@ -25,8 +25,12 @@ def make_env(config: TrainConfig) -> tuple[Env, Any]:
     except (ValueError, TypeError) as error:
         raise type(error)(f"env {config.env!r}, env_params: {error}") from None
     for name, value in config.env_params.items():
-        if dataclasses.is_dataclass(value):  # config.yaml could not hold it, and a resumed run would not have it
-            raise TypeError(f"env_params.{name}: must be a number, text or a list, not a {type(value).__name__}")
+        if dataclasses.is_dataclass(
+            value
+        ):  # config.yaml could not hold it, and a resumed run would not have it
+            raise TypeError(
+                f"env_params.{name}: must be a number, text or a list, not a {type(value).__name__}"
+            )
     defaults = env.default_params
     for field in dataclasses.fields(params):
         value, several = getattr(params, field.name), is_number_tuple(field.default)
@@ -53,19 +57,34 @@ def complete_env_params(config: TrainConfig) -> TrainConfig:
         value = getattr(params, name)
         if np.size(value) <= TABLE or not np.array_equal(value, getattr(own, name)):
             values[name] = value
-    written = values | config.env_params  # another library's environment may take more than its fields
-    defaults = {field.name: field.default for field in (*dataclasses.fields(env), *dataclasses.fields(params))}
+    written = (
+        values | config.env_params
+    )  # another library's environment may take more than its fields
+    defaults = {
+        field.name: field.default
+        for field in (*dataclasses.fields(env), *dataclasses.fields(params))
+    }
     # a pytree, as of tables that a file holds, follows from the fields of `env`
-    stated = {name: value for name, value in written.items() if not (value is None or dataclasses.is_dataclass(value))}
+    stated = {
+        name: value
+        for name, value in written.items()
+        if not (value is None or dataclasses.is_dataclass(value))
+    }
     complete = {name: _plain_as(defaults.get(name), value) for name, value in stated.items()}
     return dataclasses.replace(config, env_params=complete)
 
 
 def _plain_as(default: Any, value: Any) -> Any:
-    if is_number_tuple(default) and len(default) == len(value):  # a static tuple may have any length
+    if is_number_tuple(default) and len(default) == len(
+        value
+    ):  # a static tuple may have any length
         return tuple(type(number)(item) for number, item in zip(default, value, strict=True))
     if isinstance(value, tuple):
         return tuple(_plain_as(None, item) for item in value)
     if isinstance(default, (int, float)):
         return type(default)(value)
-    return np.asarray(value).tolist() if isinstance(value, (np.generic, np.ndarray, jax.Array)) else value
+    return (
+        np.asarray(value).tolist()
+        if isinstance(value, (np.generic, np.ndarray, jax.Array))
+        else value
+    )

@@ -68,10 +68,14 @@ def traced(default: Any, logged: bool = True, allowed: str = "") -> Any:
         logged: whether metrics include the current value of a schedule.
         allowed: condition on the value, for example "at least 0 and below 1", checked and shown in errors.
     """
-    return dataclasses.field(default=default, metadata={"traced": True, "logged": logged, "allowed": allowed})
+    return dataclasses.field(
+        default=default, metadata={"traced": True, "logged": logged, "allowed": allowed}
+    )
 
 
-def static(default: Any, read: bool = False, allowed: str = "", code: bool = False, flat: bool = False) -> Any:
+def static(
+    default: Any, read: bool = False, allowed: str = "", code: bool = False, flat: bool = False
+) -> Any:
     """Return a field that determines shapes or code paths.
 
     Args:
@@ -114,7 +118,9 @@ def is_required(field: dataclasses.Field) -> bool:
 
 def default_of(field: dataclasses.Field) -> Any:
     """Return the default of a field."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 def leaves(
@@ -158,7 +164,9 @@ def static_part(config: Config) -> Config:
 
 def read_part(config: Any) -> dict[str, Any]:
     """Return dotted name -> value of the fields that affect how parameters are used."""
-    return {name: value for name, fields, value in leaves(config) if fields[-1].metadata.get("read")}
+    return {
+        name: value for name, fields, value in leaves(config) if fields[-1].metadata.get("read")
+    }
 
 
 def require_allowed(path: str, config: Any) -> None:
@@ -169,7 +177,10 @@ def require_allowed(path: str, config: Any) -> None:
 
 def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
     """Raise ValueError for a value that is not allowed and for an invalid schedule, naming the field `name`."""
-    allowed, values = field.metadata.get("allowed", ""), value if isinstance(value, tuple) else (value,)
+    allowed, values = (
+        field.metadata.get("allowed", ""),
+        value if isinstance(value, tuple) else (value,),
+    )
     if is_scheduled(field):
         values = [number for _, number in points_of(value)]
     is_nan = any(isinstance(number, float) and math.isnan(number) for number in values)
@@ -187,7 +198,12 @@ def require_schedule(path: str, schedule: Any) -> None:
     steps, values = [step for step, _ in points], [value for _, value in points]
     is_valid = all(0 <= number <= _LARGEST for number in steps + values)
     require(is_valid, path, schedule, "finite and at least 0, within the range of float32")
-    require(all(a < b for a, b in itertools.pairwise(steps)), path, schedule, "sorted by env_step, without duplicates")
+    require(
+        all(a < b for a, b in itertools.pairwise(steps)),
+        path,
+        schedule,
+        "sorted by env_step, without duplicates",
+    )
 
 
 def in_env_steps(config: Any, total: int, old: Any = None) -> Any:
@@ -209,7 +225,9 @@ def in_env_steps(config: Any, total: int, old: Any = None) -> Any:
     if not dataclasses.is_dataclass(config):
         return config
     parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    parts = {name: (part, in_env_steps(part, total, _part(old, name))) for name, part in parts.items()}
+    parts = {
+        name: (part, in_env_steps(part, total, _part(old, name))) for name, part in parts.items()
+    }
     changes = {name: new for name, (part, new) in parts.items() if new is not part}
     return dataclasses.replace(config, **changes) if changes else config
 
@@ -223,7 +241,10 @@ def _in_proportion(fraction: Fraction, old: Any) -> bool:
     if type(old) is not tuple or [value for _, value in old] != [value for _, value in fraction]:
         return False
     total = old[-1][0] / fraction[-1][0] if fraction[-1][0] else 0.0
-    return all(abs(step - position * total) <= 1 for (step, _), (position, _) in zip(old, fraction, strict=True))
+    return all(
+        abs(step - position * total) <= 1
+        for (step, _), (position, _) in zip(old, fraction, strict=True)
+    )
 
 
 def points_of(schedule: Any) -> Any:

@@ -30,24 +30,36 @@ def from_mapping(cls: type, values: Any, path: str = "") -> Any:
     """
     if isinstance(values, cls):
         values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-    require(isinstance(values, Mapping), path.rstrip(".") or cls.__name__, values, "a mapping of fields", TypeError)
+    require(
+        isinstance(values, Mapping),
+        path.rstrip(".") or cls.__name__,
+        values,
+        "a mapping of fields",
+        TypeError,
+    )
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
             if "policies" in hints and {"trainer", "policy"} & set(values):
                 words = "this is a WarpDrive configuration, which wdjax does not read. docs/from_warp_drive.md"
-                raise ValueError(f"unknown field {name}: {words} lists the wdjax field for each of its fields")
+                raise ValueError(
+                    f"unknown field {name}: {words} lists the wdjax field for each of its fields"
+                )
             raise unknown_field(path, name, hints)
     for field in dataclasses.fields(cls):
         if is_required(field) and field.name not in values:
             raise ValueError(f"field {path}{field.name} is missing")
-    return cls(**{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()})
+    return cls(
+        **{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()}
+    )
 
 
 def unknown_field(path: str, name: Any, hints: Mapping[str, Any]) -> ValueError:
     """Return the error for a field that is not in `hints`, {name: type}, with the closest one, also inside of these."""
     short = SHORT.get(name, str(name))
-    blocks = [block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())]
+    blocks = [
+        block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())
+    ]
     near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)
     return ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {near}")
 
@@ -62,13 +74,17 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             raise ValueError(f"{path} = {value!r}: {did_you_mean(str(value), map(str, arguments))}")
         return value
     if origin in (typing.Union, types.UnionType):
-        written = isinstance(value, Mapping) and not any(isinstance(name, float | int) for name in value)  # {0: 1e-3}
+        written = isinstance(value, Mapping) and not any(
+            isinstance(name, float | int) for name in value
+        )  # {0: 1e-3}
         if Fraction in arguments and (written or isinstance(value, Fraction)):
             return _convert_fraction(value, path)
         return _convert_union(arguments, value, path)
     if origin is dict:
         require(isinstance(value, Mapping), path, value, "a mapping", TypeError)
-        return {str(key): convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+        return {
+            str(key): convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()
+        }
     if origin is tuple:
         require(isinstance(value, list | tuple), path, value, "a list", TypeError)
         types_ = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
@@ -132,7 +148,9 @@ def set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
         inner = raw.get(parent, {})
         if not isinstance(inner, Mapping):
             inside = ".".join([*parents[depth + 1 :], last])
-            raise TypeError(f"{'.'.join(parents[: depth + 1])} = {inner!r}: must be a mapping to have a field {inside}")
+            raise TypeError(
+                f"{'.'.join(parents[: depth + 1])} = {inner!r}: must be a mapping to have a field {inside}"
+            )
         raw[parent] = dict(inner)
         raw = raw[parent]
     raw[last] = value
@@ -142,6 +160,8 @@ def register(kind: str, table: dict[str, Any], name: str, found: type) -> None:
     """Puts a class in a table under a name; raises ValueError for one that holds ":" or belongs to another class."""
     require(isinstance(name, str) and name and ":" not in name, "name", name, "a name without ':'")
     known = table.get(name, found)
-    again = getattr(known, "__qualname__", None) == found.__qualname__  # a notebook's cell makes its class anew
+    again = (
+        getattr(known, "__qualname__", None) == found.__qualname__
+    )  # a notebook's cell makes its class anew
     require(known == found or again, "name", name, f"a name that is not used by another {kind}")
     table[name] = found

@@ -18,7 +18,9 @@ _COUNT = "at least 1 and below 2**31"
 class NetworkConfig:
     """Network of a policy: an encoder, hidden layers, an optional GRU, and heads for actions and value."""
 
-    hidden_sizes: tuple[int, ...] = static((64, 64), read=True, allowed="widths of at least 1, below 2**31")
+    hidden_sizes: tuple[int, ...] = static(
+        (64, 64), read=True, allowed="widths of at least 1, below 2**31"
+    )
     """Width of each hidden layer."""
     activation: Literal["relu", "tanh", "gelu", "silu"] = static("relu", read=True)
     """Activation function after each hidden layer."""
@@ -26,7 +28,9 @@ class NetworkConfig:
     """Share encoder, hidden layers and GRU between the action and value heads. DDPG always uses separate networks."""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: feed-forward), below 2**31")
     """Width of the GRU between the hidden layers and the heads. 0: no GRU, a feed-forward policy."""
-    head_hidden_sizes: tuple[int, ...] = static((), read=True, allowed="widths of at least 1, below 2**31")
+    head_hidden_sizes: tuple[int, ...] = static(
+        (), read=True, allowed="widths of at least 1, below 2**31"
+    )
     """Widths of additional hidden layers in each head, after the shared layers. Action and value heads have separate
     layers. Empty: linear heads."""
     encoder: str = static("flat", read=True, code=True)
@@ -159,7 +163,9 @@ class TrainConfig:
     updates_per_chunk: int = static(0, allowed="at least 0 (0: about 2 s of updates), below 2**31")
     """Updates per chunk. Each chunk ends with a line of metrics.jsonl. 0: about 2 s of updates, at most a twentieth of
     the run, measured at the start (in sweeps, a tenth of the run)."""
-    checkpoint_every_updates: int = static(0, allowed="at least 0 (0: use checkpoint_every), below 2**31")
+    checkpoint_every_updates: int = static(
+        0, allowed="at least 0 (0: use checkpoint_every), below 2**31"
+    )
     """Updates between checkpoints and between evaluations for the best checkpoint. 0: use checkpoint_every."""
     checkpoint_every: int = static(10, allowed=_COUNT)
     """Chunks between checkpoints if checkpoint_every_updates is 0."""
@@ -168,7 +174,9 @@ class TrainConfig:
     best_metric: str = "auto"
     """Evaluation metric that selects the best checkpoint: "agent/episode_return", or a statistic of the environment
     such as "episode_tags". auto: the return if exactly one policy trains, else none. none: keep no best checkpoint."""
-    evaluate_every_updates: int = static(0, allowed="at least 0 (0: use evaluate_every), below 2**31")
+    evaluate_every_updates: int = static(
+        0, allowed="at least 0 (0: use evaluate_every), below 2**31"
+    )
     """Updates between evaluations, logged as eval/... 0: use evaluate_every."""
     evaluate_every: int = static(0, allowed="at least 0 (0: only if best_metric needs evaluations)")
     """Chunks between evaluations. 0: evaluate at checkpoints if best_metric needs it, else never."""
@@ -183,7 +191,11 @@ class TrainConfig:
     def policy(self, name: str) -> PolicyConfig:
         """Return the configuration of a policy, with the options of its team if it belongs to one."""
         team = next((own for own in self.teams.values() if name in own.policies), None)
-        return dataclasses.replace(self.policies[name], options=team.options) if team else self.policies[name]
+        return (
+            dataclasses.replace(self.policies[name], options=team.options)
+            if team
+            else self.policies[name]
+        )
 
     @property
     def blocks(self) -> int:
@@ -212,7 +224,11 @@ class TrainConfig:
     def updates_per_evaluation(self) -> int:
         """Updates between evaluations, if the run has any; 0 while the chunk size is unknown."""
         updates = self.evaluate_every_updates or self.evaluate_every * self.updates_per_chunk
-        return updates if self.evaluate_every_updates or self.evaluate_every else self.updates_per_checkpoint
+        return (
+            updates
+            if self.evaluate_every_updates or self.evaluate_every
+            else self.updates_per_checkpoint
+        )
 
     @property
     def best_by(self) -> str | None:

@@ -88,7 +88,9 @@ def untrusted_code(values: Any, trust: Collection[str] = ()) -> list[tuple[str, 
 
 def _is_installed(module: str) -> bool:
     """Return whether a module belongs to a known library or an announcing package, not to the current folder."""
-    known = _is_inside(module, LIBRARIES) or _is_inside(module, [entry.module for entry in announced("wdjax.")])
+    known = _is_inside(module, LIBRARIES) or _is_inside(
+        module, [entry.module for entry in announced("wdjax.")]
+    )
     return known and not lies_here(module.partition(".")[0])
 
 

@@ -41,7 +41,9 @@ def total(values: Any) -> Any:
     if num_shards() == 1:
         return values
     numbers, apart = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values))
-    return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), apart(jax.lax.psum(numbers, AXIS)), values)
+    return jax.tree.map(
+        lambda leaf, own: leaf.astype(own.dtype), apart(jax.lax.psum(numbers, AXIS)), values
+    )
 
 
 def average(values: Any) -> Any:

@@ -27,7 +27,11 @@ def bytes_needed(program: Any) -> int:
 def bytes_free(num_devices: int = 1) -> int:
     """Returns SHARE of the bytes that a device has left; of a CPU, whose devices share them, one of so many's part."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else host_memory()
+    free = (
+        stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        if "bytes_limit" in stats
+        else host_memory()
+    )
     return int(SHARE * free) // (num_devices if jax.default_backend() == "cpu" else 1)
 
 
@@ -35,9 +39,13 @@ def host_memory() -> int:
     """Returns the bytes that this machine has to give: what is available, and at most what a container may have."""
     page = os.sysconf("SC_PAGE_SIZE")
     sizes = [os.sysconf("SC_PHYS_PAGES") * page]
-    with contextlib.suppress(OSError, ValueError, IndexError):  # Linux: free, or in use only to cache files
+    with contextlib.suppress(
+        OSError, ValueError, IndexError
+    ):  # Linux: free, or in use only to cache files
         lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
-        sizes.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
+        sizes.append(
+            next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        )
     with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf8")))
     return min(sizes)

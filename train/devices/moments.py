@@ -21,7 +21,9 @@ class Moments:
         return self.squares / jnp.maximum(self.count, 1.0)
 
 
-def moments(values: jax.Array, live: jax.Array, axis: int | tuple[int, ...] | None = None) -> Moments:
+def moments(
+    values: jax.Array, live: jax.Array, axis: int | tuple[int, ...] | None = None
+) -> Moments:
     """Returns the moments of this device's live rows along some axes, None for all.
 
     Args:

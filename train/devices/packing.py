@@ -34,9 +34,13 @@ def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
     leaves = [(leaf, leaf.dtype in small and not stays(path)) for path, leaf in places]
     bits = lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # noqa: E731
     as_words = lambda leaf: leaf.astype(jnp.uint32) if leaf.dtype == bool else bits(leaf)  # noqa: E731
-    words = [as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed]
+    words = [
+        as_words(leaf).reshape(*leaf.shape[:leading], -1) for leaf, is_packed in leaves if is_packed
+    ]
     rest = [leaf for leaf, is_packed in leaves if not is_packed]
-    parts = [(leaf.shape[leading:], leaf.dtype) if is_packed else None for leaf, is_packed in leaves]
+    parts = [
+        (leaf.shape[leading:], leaf.dtype) if is_packed else None for leaf, is_packed in leaves
+    ]
     return Packed(jnp.concatenate(words, axis=-1), rest, structure, tuple(parts))
 
 

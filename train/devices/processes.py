@@ -28,14 +28,18 @@ STOPPED = 130  # the exit status of a run that a signal has stopped: in all its 
 VARIABLES = {
     "coordinator": "JAX_COORDINATOR_ADDRESS", "num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID",
 }  # fmt: skip
-LOST = re.compile(r"gloo|nccl|coordination ?service", re.IGNORECASE)  # in what XLA says when a peer is gone
+LOST = re.compile(
+    r"gloo|nccl|coordination ?service", re.IGNORECASE
+)  # in what XLA says when a peer is gone
 
 
 class OthersRefusedError(RuntimeError):
     """Another process has refused what this one has not, and says why."""
 
 
-def connect(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+def connect(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
     """Joins the other processes of a run (`jax.distributed.initialize`); does nothing where there is one process.
 
     What is not given is read from the environment, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, else
@@ -51,7 +55,9 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
         ValueError: naming the flag, where one is missing or does not fit.
     """
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    given = {name: from_environment(name) if value is None else value for name, value in given.items()}
+    given = {
+        name: from_environment(name) if value is None else value for name, value in given.items()
+    }
     missing, launched = [name for name, value in given.items() if value is None], is_launched()
     if missing == list(given) and not launched:
         return
@@ -63,7 +69,11 @@ def connect(coordinator: str | None = None, num_processes: int | None = None, pr
         return
     where = f" at {given['coordinator']}" if given["coordinator"] else ""
     who = "" if missing else f"process {given['process_id']} of {given['num_processes']}: "
-    print(f"{who}waiting for the other processes{where} (at most {CONNECT_SECONDS} s)", file=sys.stderr, flush=True)
+    print(
+        f"{who}waiting for the other processes{where} (at most {CONNECT_SECONDS} s)",
+        file=sys.stderr,
+        flush=True,
+    )
     with kept_handler(signal.SIGTERM):
         jax.distributed.initialize(
             given["coordinator"], given["num_processes"], given["process_id"],
@@ -91,7 +101,9 @@ def from_environment(name: str) -> str | int | None:
 def is_launched() -> bool:
     """Whether srun or mpirun has started this process as one of several; jax reads the rest from their variables."""
     sizes = {"SLURM_NTASKS": "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_SIZE": "OMPI_MCA_orte_hnp_uri"}
-    return any(step in os.environ and os.environ.get(size, "1") != "1" for size, step in sizes.items())
+    return any(
+        step in os.environ and os.environ.get(size, "1") != "1" for size, step in sizes.items()
+    )
 
 
 def require_fit(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
@@ -99,7 +111,12 @@ def require_fit(coordinator: str | None, num_processes: int | None, process_id: 
     port = re.fullmatch(r".+:(\d{1,5})", coordinator or "any:1")
     allowed = "HOST:PORT of process 0, with a port from 1 to 65535"
     require(port and 1 <= int(port[1]) <= 65535, flag("coordinator"), coordinator, allowed)
-    require(num_processes is None or num_processes >= 1, flag("num_processes"), num_processes, "at least 1")
+    require(
+        num_processes is None or num_processes >= 1,
+        flag("num_processes"),
+        num_processes,
+        "at least 1",
+    )
     if process_id is not None:
         below = f" and below num_processes = {num_processes}" if num_processes is not None else ""
         fits = 0 <= process_id < (num_processes or process_id + 1)
@@ -175,7 +192,9 @@ def _together(who: str, function: Callable[..., Any], *arguments: Any) -> None:
     if error is not None:
         raise error
     if failed:
-        raise OthersRefusedError(f"{who} failed. The error message is in the output of that process")
+        raise OthersRefusedError(
+            f"{who} failed. The error message is in the output of that process"
+        )
 
 
 def wait_for_all() -> None:
@@ -200,7 +219,9 @@ def ending_with_others() -> Iterator[None]:
 
 def tells_of_a_lost_one(error: BaseException) -> bool:
     """Whether an error says that another process of the run is gone."""
-    return jax.process_count() > 1 and isinstance(error, Exception) and bool(LOST.search(str(error)))
+    return (
+        jax.process_count() > 1 and isinstance(error, Exception) and bool(LOST.search(str(error)))
+    )
 
 
 @contextlib.contextmanager
@@ -227,9 +248,17 @@ def end(error: BaseException) -> None:
         print(f"wdjax: {one_line(error)}", file=sys.stderr)
     elif not isinstance(error, (SystemExit, KeyboardInterrupt)):
         traceback.print_exception(error)
-    code = error.code if isinstance(error, SystemExit) else STOPPED if isinstance(error, KeyboardInterrupt) else 1
+    code = (
+        error.code
+        if isinstance(error, SystemExit)
+        else STOPPED
+        if isinstance(error, KeyboardInterrupt)
+        else 1
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     if is_first():
-        time.sleep(2)  # the others talk through process 0: let those that end too say their own sentence first
+        time.sleep(
+            2
+        )  # the others talk through process 0: let those that end too say their own sentence first
     os._exit(code if isinstance(code, int) else 1)

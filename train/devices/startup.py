@@ -50,19 +50,27 @@ def wake_device() -> Future[list[jax.Device]]:
 
     pool = ThreadPoolExecutor(1)
     devices = pool.submit(find_devices)
-    pool.submit(make_key)  # nobody asks how it went: a device that is full says so again, where it is needed
+    pool.submit(
+        make_key
+    )  # nobody asks how it went: a device that is full says so again, where it is needed
     pool.shutdown(wait=False)
     return devices
 
 
 def find_devices() -> list[jax.Device]:
-    """Return jax's devices. Raises OSError where those that JAX_PLATFORMS names, or that are installed, cannot be used.
-    """
+    """Return jax's devices, or raise OSError if those named by JAX_PLATFORMS cannot be used."""
     try:
         return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # AssertionError without a word: of cuda without jax's CUDA plugin
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # AssertionError without a word: of cuda without jax's CUDA plugin
         names = jax.config.jax_platforms
-        reason = one_line(error) if str(error) else "jax finds no such device or lacks the plugin for it"
+        reason = (
+            one_line(error) if str(error) else "jax finds no such device or lacks the plugin for it"
+        )
         remedy = 'Unset JAX_PLATFORMS, set it to cpu, or install jax for the device (pip install "jax[cuda12]")'
         named = names and names != "cpu"  # else jax itself names the platform that it tried
-        raise OSError(f"JAX_PLATFORMS = {names}: {reason}. {remedy}." if named else reason) from error
+        raise OSError(
+            f"JAX_PLATFORMS = {names}: {reason}. {remedy}." if named else reason
+        ) from error

@@ -23,4 +23,8 @@ def policy_engine(policy: Policy, kernels: bool) -> Engine:
         found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
     if isinstance(found, Shape) and not kernels:
         found = "kernels: false"
-    return engine_class(kernels)(found) if isinstance(found, Shape) else engine_class(kernels)(None, found)
+    return (
+        engine_class(kernels)(found)
+        if isinstance(found, Shape)
+        else engine_class(kernels)(None, found)
+    )

@@ -11,9 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.kernels.support import decide, why_not_lowered
-from wdjax.train.state.flat import named
 from wdjax.train.fast.packed import PackedEngine
-from wdjax.train.state.engine import Ahead
 from wdjax.train.kernels.act import act_kernel
 from wdjax.train.kernels.gradient import gradient_kernel
 from wdjax.train.kernels.gradient_wide import wide_gradient
@@ -21,6 +19,8 @@ from wdjax.train.kernels.layers import inputs_of, reaches, towers_of, transposed
 from wdjax.train.kernels.loss import is_custom, rows_of, study
 from wdjax.train.kernels.rollout import WHOLE, play_replicas, why_by_scan
 from wdjax.train.networks.draws import draw_uniform
+from wdjax.train.state.engine import Ahead
+from wdjax.train.state.flat import named
 from wdjax.train.state.state import PolicyState
 
 
@@ -39,7 +39,9 @@ class Cuda(PackedEngine):
     def acts_by_kernel(self, policy: Any) -> bool:
         # A custom function would get a ByKernel as `state`.
         custom = self.shape and policy.algorithm.overridden("act", "end_of_step")
-        return decide(f"acting of {policy.name}", why_plain(policy) or (custom and f"its {custom} is custom"))
+        return decide(
+            f"acting of {policy.name}", why_plain(policy) or (custom and f"its {custom} is custom")
+        )
 
     def prepare(self, policy: Any, state: PolicyState) -> PolicyState | ByKernel:
         if not self.acts_by_kernel(policy):
@@ -58,7 +60,13 @@ class Cuda(PackedEngine):
         return action, notes, carry
 
     def sum_gradient(
-        self, loss: Callable, policy: Any, state: PolicyState, hypers: Any, batch: Any, evaluate: Callable | None = None
+        self,
+        loss: Callable,
+        policy: Any,
+        state: PolicyState,
+        hypers: Any,
+        batch: Any,
+        evaluate: Callable | None = None,
     ) -> tuple[Any, dict[str, jax.Array]]:
         if evaluate is not None:  # kernels compute the built-in actor-critic
             return super().sum_gradient(loss, policy, state, hypers, batch, evaluate)
@@ -68,25 +76,37 @@ class Cuda(PackedEngine):
         if why is None and not reaches(self.shape, batch.valid.size):
             why = f"{batch.valid.size:,} transitions: more than a kernel can index"
         elif why is None and is_custom(loss):  # may hold anything
-            why = self.why_not_apart(loss, policy, batch) or why_not_lowered(by_kernel, state, hypers, batch)
+            why = self.why_not_apart(loss, policy, batch) or why_not_lowered(
+                by_kernel, state, hypers, batch
+            )
         if not decide(f"learning of {policy.name}", why):
             return simple(state, hypers, batch)
         return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
 
-    def apply_if(self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState) -> PolicyState:
+    def apply_if(
+        self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState
+    ) -> PolicyState:
         """As `Engine`, but both branches are computed: a `cond` on a GPU costs more than a gradient step."""
         return jax.tree.map(lambda new, old: jnp.where(take, new, old), step(state), state)
 
     def why_not_apart(self, loss: Callable, policy: Any, batch: Any) -> str | None:
         """Return why a network with two trunks cannot be differentiated trunk by trunk, or None."""
-        mixed = None if self.shape.shared else study(loss, policy.config.options, rows_of(batch)).mixed
+        mixed = (
+            None if self.shape.shared else study(loss, policy.config.options, rows_of(batch)).mixed
+        )
         return mixed and f"{mixed} depends on policy and value, which have a trunk each"
 
     def drawn_ahead(self, setup: Any) -> Ahead:
-        by_kernel = {name: policy.engine.acts_by_kernel(policy) for name, policy in setup.policies.items()}
-        return Ahead(all(by_kernel.values()), tuple(name for name, kernel in by_kernel.items() if kernel))
+        by_kernel = {
+            name: policy.engine.acts_by_kernel(policy) for name, policy in setup.policies.items()
+        }
+        return Ahead(
+            all(by_kernel.values()), tuple(name for name, kernel in by_kernel.items() if kernel)
+        )
 
-    def rollout(self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
+    def rollout(
+        self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array
+    ) -> tuple[tuple, tuple]:
         """All steps in one kernel where the rules have a place in it."""
         by_scan = functools.partial(by_scan, given)
         if not decide(WHOLE, why_by_scan(given.setup)):
@@ -95,7 +115,9 @@ class Cuda(PackedEngine):
         def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
             try:
                 return play_replicas(given, carry, keys)
-            except Exception as error:  # a custom `act` may take keys only; other errors occur again in the scan
+            except (
+                Exception
+            ) as error:  # a custom `act` may take keys only; other errors occur again in the scan
                 decide(WHOLE, (str(error).strip() or type(error).__name__).splitlines()[0])
                 return by_scan(carry, keys)
 
@@ -112,7 +134,9 @@ def draw_by_kernel(
     uniform = keys if keys.dtype == jnp.float32 else draw_uniform(policy.distribution, keys, *rows)
     uniform = uniform.reshape(inputs.shape[0], -1)
     with_log_prob = policy.algorithm.keeps_log_prob
-    action, value, log_prob = act_kernel(shape, state.towers, inputs, uniform, with_log_prob, interpret)
+    action, value, log_prob = act_kernel(
+        shape, state.towers, inputs, uniform, with_log_prob, interpret
+    )
     notes = {"value": value.reshape(rows)}
     if with_log_prob:
         notes["log_prob"] = log_prob.reshape(rows)
@@ -120,7 +144,12 @@ def draw_by_kernel(
 
 
 def kernel_gradient(
-    loss: Callable, policy: Any, state: PolicyState, hypers: Any, batch: Any, interpret: bool = False
+    loss: Callable,
+    policy: Any,
+    state: PolicyState,
+    hypers: Any,
+    batch: Any,
+    interpret: bool = False,
 ) -> tuple[Any, dict[str, jax.Array]]:
     """`Engine.sum_gradient` by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
     params, back = jax.vjp(lambda params: named(state.replace(params=params)).params, state.params)

@@ -36,5 +36,7 @@ class PackedEngine(Engine):
         unroll = -(-num_steps // num_turns)
         extra = num_turns * unroll - num_steps
         pad = lambda leaf: jnp.pad(leaf, [(0, extra)] + [(0, 0)] * (leaf.ndim - 1))  # noqa: E731
-        last, outputs = jax.lax.scan(step, init, jax.tree.map(pad, rows), reverse=reverse, unroll=unroll)
+        last, outputs = jax.lax.scan(
+            step, init, jax.tree.map(pad, rows), reverse=reverse, unroll=unroll
+        )
         return last, jax.tree.map(lambda leaf: leaf[:num_steps], outputs)

@@ -50,10 +50,17 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
         ImportError: if the library of a logger is not installed.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(f"callbacks = {given!r}: must be a list of functions, logger names and import paths")
+        raise TypeError(
+            f"callbacks = {given!r}: must be a list of functions, logger names and import paths"
+        )
     given = list(given)
     names = [own for own in given if isinstance(own, str)]
-    require(len(set(names)) == len(names), "callbacks", names, "unique: a repeated name would write each row twice")
+    require(
+        len(set(names)) == len(names),
+        "callbacks",
+        names,
+        "unique: a repeated name would write each row twice",
+    )
     return tuple(map(_make_callback, given))
 
 
@@ -75,7 +82,9 @@ def call_callbacks(callbacks: Sequence[Callback], run: Any, row: Row) -> bool:
         try:
             asked.append(_asks_for_end(callback(run, row)))
         except Exception as error:  # the author's, of any kind
-            error.add_note(f"raised by the callback {getattr(callback, '__qualname__', type(callback).__name__)}")
+            error.add_note(
+                f"raised by the callback {getattr(callback, '__qualname__', type(callback).__name__)}"
+            )
             raise
     return any(asked)
 
@@ -84,7 +93,9 @@ def _asks_for_end(answer: Any) -> bool:
     """Return whether a callback's result is a true boolean: Python's, or a scalar of NumPy or jax."""
     if inspect.iscoroutine(answer):
         answer.close()
-        raise TypeError("the callback returned a coroutine, which is never awaited. Use a plain function.")
+        raise TypeError(
+            "the callback returned a coroutine, which is never awaited. Use a plain function."
+        )
     scalar = np.shape(answer) == () and getattr(answer, "dtype", None) == np.bool_
     return answer is True or (scalar and bool(answer))
 

@@ -25,8 +25,14 @@ from wdjax.train.state.state import TrainState
 
 SECONDS = 2.0  # of a chunk
 LONG_ENOUGH = 0.25  # seconds of a call from which it says how long an update takes
-MOST, LINES = 4096, 20  # updates of a chunk at most, where its size is found; chunks of a run at least
-MOST_OF_SWEEP, LINES_OF_SWEEP = 512, 10  # the same of a member of a sweep, whose score is of its last chunk
+MOST, LINES = (
+    4096,
+    20,
+)  # updates of a chunk at most, where its size is found; chunks of a run at least
+MOST_OF_SWEEP, LINES_OF_SWEEP = (
+    512,
+    10,
+)  # the same of a member of a sweep, whose score is of its last chunk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,14 +40,18 @@ class Played:
     """What a chunk came to on the device."""
 
     state: TrainState
-    metrics: Mapping[str, Any]  # arrays or `Metric`s: [updates] of one run, [runs, updates] of several side by side
+    metrics: Mapping[
+        str, Any
+    ]  # arrays or `Metric`s: [updates] of one run, [runs, updates] of several side by side
     size: int  # updates
     seconds: float
 
 
 def most_updates(config: TrainConfig) -> int:
     """Returns how many updates a chunk of a run has at most."""
-    return min(config.updates_per_chunk or min(MOST, -(-config.num_updates // LINES)), config.num_updates)
+    return min(
+        config.updates_per_chunk or min(MOST, -(-config.num_updates // LINES)), config.num_updates
+    )
 
 
 def room(config: TrainConfig) -> int:
@@ -73,7 +83,9 @@ def play(program: Program, state: TrainState, size: int) -> Played:
     state, packed = program(state, np.int32(size))
     metrics = jax.tree.map(lambda values: values[..., :size], unpack(jax.device_get(packed)))
     seconds = time.perf_counter() - start
-    require_equal_devices(state, packed)  # after the wait: processes must not mix the collectives of two programs
+    require_equal_devices(
+        state, packed
+    )  # after the wait: processes must not mix the collectives of two programs
     return Played(state, metrics, size, seconds)
 
 

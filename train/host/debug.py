@@ -56,13 +56,17 @@ def compile_checked(learner: Learner, most: int) -> Program:
 def nan_origin(setup: Setup, state: TrainState) -> str:
     """Returns what makes the first NaN in the next update of a state, with its place in the code."""
 
-    def learned(state: TrainState) -> Any:  # as `learner.update_share`, without metrics: 0 / 0 may stand there
+    def learned(
+        state: TrainState,
+    ) -> Any:  # as `learner.update_share`, without metrics: 0 / 0 may stand there
         rollout_key, update_key, _ = jax.random.split(state.key, 3)
         hypers = current_hypers(setup.config, state)
         after, played = rollout(setup, state, rollout_key)
         return learn(setup, after, hypers, played, update_key)[0].policies
 
-    with jax.debug_key_reuse(True):  # and so without kernels, in which nothing has a place in the code
+    with jax.debug_key_reuse(
+        True
+    ):  # and so without kernels, in which nothing has a place in the code
         failed, _ = jax.jit(checkify.checkify(learned, errors=checkify.nan_checks))(state)
     error = failed.get_exception()
     if error is None:

@@ -56,7 +56,9 @@ class Logger:
         except Exception as error:  # of any type: loggers' libraries have their own
             words = f"Warning: {type(self).__name__} failed and is disabled ({one_line(error)})"
             if not self.failed:
-                Console(stderr=True).print(f"{words}; training continues", highlight=False, soft_wrap=True)
+                Console(stderr=True).print(
+                    f"{words}; training continues", highlight=False, soft_wrap=True
+                )
             self.failed = True
 
     def begin(self, run: Any, row: Row) -> Any:
@@ -79,7 +81,12 @@ class CSVLogger(Logger):
             with open_regular(file, "r", encoding="utf8", newline="") as stream:
                 lines = list(csv.DictReader(stream))
             own = all((line.get("updates") or "").isdecimal() for line in lines)
-            require(own, "metrics.csv", str(file), "a table with a column updates of whole numbers. Move it away")
+            require(
+                own,
+                "metrics.csv",
+                str(file),
+                "a table with a column updates of whole numbers. Move it away",
+            )
             old = [line for line in lines if int(line["updates"]) < row["updates"]]
         names = list(row)
         with new_file(file, "w") as stream:
@@ -90,7 +97,9 @@ class CSVLogger(Logger):
 
     def write(self, log: Any, row: Row) -> None:
         file, names = log
-        with open_regular(file, "a", encoding="utf8", newline="") as stream:  # held open, a sweep's would be too many
+        with open_regular(
+            file, "a", encoding="utf8", newline=""
+        ) as stream:  # held open, a sweep's would be too many
             _csv_writer(stream, names).writerow(row)
 
     def end(self, log: Any) -> None:
@@ -105,13 +114,19 @@ class TensorBoardLogger(Logger):
         self.library = _import("tensorboardX", "tensorboard")
 
     def begin(self, run: Any, row: Row) -> Any:
-        folder = make_folder_inside(run.workdir / "tensorboard").absolute()  # the library takes "s3:a" for a bucket
-        return self.library.SummaryWriter(str(folder), purge_step=row["env_steps"])  # of a run that was killed
+        folder = make_folder_inside(
+            run.workdir / "tensorboard"
+        ).absolute()  # the library takes "s3:a" for a bucket
+        return self.library.SummaryWriter(
+            str(folder), purge_step=row["env_steps"]
+        )  # of a run that was killed
 
     def write(self, log: Any, row: Row) -> None:
         tags: dict[str, str] = {}  # tag -> name: tensorboardX writes some characters as "_"
         for name in row:
-            tags[free_name(re.sub(r"[^-/\w.]", "_", name).lstrip("/"), USER, tags.__contains__)] = name
+            tags[free_name(re.sub(r"[^-/\w.]", "_", name).lstrip("/"), USER, tags.__contains__)] = (
+                name
+            )
         numbers = _numbers(row)
         for tag, name in tags.items():
             if name in numbers:

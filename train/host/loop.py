@@ -46,7 +46,9 @@ class Chunk:
     parts: list[Part]  # one for each run
     seconds: float
     compile_seconds: float  # since the chunk before
-    state: TrainState | None = None  # after it; None where nobody has asked for it, and the device has gone on
+    state: TrainState | None = (
+        None  # after it; None where nobody has asked for it, and the device has gone on
+    )
     begun: Any = None  # what `Job.begin` started
 
 
@@ -112,7 +114,14 @@ def train_chunks(
                 config = dataclasses.replace(job.config, updates_per_chunk=played.size)
                 job = dataclasses.replace(job, config=config)
             state, parts = played.state, take_apart(job.config, played.metrics, parts)
-            chunk = Chunk(done, played.size, done_after(job, done, parts), parts, played.seconds, compile_seconds)
+            chunk = Chunk(
+                done,
+                played.size,
+                done_after(job, done, parts),
+                parts,
+                played.seconds,
+                compile_seconds,
+            )
             done, compile_seconds = chunk.done, 0.0
             if job.also:
                 outcome = job.judge(dataclasses.replace(chunk, state=state))
@@ -179,7 +188,9 @@ def record(job: Job, done: int, outcome: Outcome, state: TrainState | None) -> N
     job.report(outcome.rows)
 
 
-def take_apart(config: TrainConfig, metrics: Mapping[str, Any], before: Sequence[Part] | None) -> list[Part]:
+def take_apart(
+    config: TrainConfig, metrics: Mapping[str, Any], before: Sequence[Part] | None
+) -> list[Part]:
     """Returns the parts of a chunk from its metrics, [updates] of one run or [runs, updates] of several.
 
     Args:
@@ -213,7 +224,9 @@ def row_of_run(setup: Setup, chunk: Chunk) -> Row:
     }
 
 
-def save_state(manager: Any, step: int, state: TrainState, log: MetricsLog | None, host: Mapping[str, Any]) -> None:
+def save_state(
+    manager: Any, step: int, state: TrainState, log: MetricsLog | None, host: Mapping[str, Any]
+) -> None:
     """Starts to save a state, and beside it how much of metrics.jsonl goes with it and what else the host needs."""
     if log:
         log.sync()

@@ -13,8 +13,8 @@ from wdjax.drawing.scene import COLORS as PALETTE
 from wdjax.files import new_file
 from wdjax.metric_names import LENGTHS, SPREAD, user_space
 from wdjax.train.config.facts import is_scheduled
-from wdjax.train.state.registry import known_fields
 from wdjax.train.host.loop import Row
+from wdjax.train.state.registry import known_fields
 from wdjax.train.storage.metrics_log import read_metrics
 
 if TYPE_CHECKING:
@@ -47,11 +47,15 @@ def write_figure(figure: "Figure", file: str | Path | IO[Any], **options: Any) -
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        if text.get_text():  # the numbers at an axis, which may be formulas, are not there before it is drawn
+        if (
+            text.get_text()
+        ):  # the numbers at an axis, which may be formulas, are not there before it is drawn
             text.set_parse_math(False)
             text.set_usetex(False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a font lacks a letter, or long names leave no room for axes
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # a font lacks a letter, or long names leave no room for axes
         if isinstance(file, str | Path):
             with new_file(file) as stream:
                 figure.savefig(stream, format="png", **options)
@@ -89,7 +93,9 @@ def thinned(rows: Sequence[Row], most: int = 2_000) -> Sequence[Row]:
     return rows if len(rows) <= most else thinned([*rows[:-1:2], rows[-1]], most)
 
 
-def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None, width: float = 5.0) -> "Figure":
+def draw_run(
+    rows: Sequence[Row], title: str = "", most: int | None = None, width: float = 5.0
+) -> "Figure":
     """Returns a figure with a panel for each of the first `most` quantities of a run, None: of all, two in a line, each
     `width` inches wide. Rows are those of metrics.jsonl, at least one."""
     from matplotlib.figure import Figure
@@ -121,7 +127,11 @@ def spreads_of(row: Row) -> set[str]:
 
 def policies_of(row: Row) -> list[str]:
     """Returns the policies that a row of metrics.jsonl tells of."""
-    return [name.split("/")[0] for name in row if name.endswith("/episode_return") and name.count("/") == 1]
+    return [
+        name.split("/")[0]
+        for name in row
+        if name.endswith("/episode_return") and name.count("/") == 1
+    ]
 
 
 def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
@@ -152,7 +162,9 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
         found["critic mean squared error [reward²]"] = of(policies, "critic_loss")
     scheduled = {path for path, field in known_fields().items() if is_scheduled(field)}
     of_policies = [(field, *field.partition("/")[::2]) for field in first]
-    for field in (field for field, policy, name in of_policies if policy in policies and name in scheduled):
+    for field in (
+        field for field, policy, name in of_policies if policy in policies and name in scheduled
+    ):
         values = [row[field] for row in rows if row.get(field) is not None]
         if values and max(values) - min(values) > 1e-6 * max(map(abs, values)):
             policy, _, name = field.rpartition("/")
@@ -168,10 +180,17 @@ def as_svg(figure: "Figure") -> str:
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         write_figure(figure, text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
-    svg = svg[svg.index("<svg") :].replace("<svg ", '<svg fill="currentColor" style="max-width: 100%" ', 1)
-    colors = {light.lower(): f"var(--{name}, {light})" for name, (light, _) in PALETTE.items()}  # pages set --blue
+    svg = svg[svg.index("<svg") :].replace(
+        "<svg ", '<svg fill="currentColor" style="max-width: 100%" ', 1
+    )
+    colors = {
+        light.lower(): f"var(--{name}, {light})" for name, (light, _) in PALETTE.items()
+    }  # pages set --blue
     colors |= {"#000000": "currentColor", "#ffffff": "var(--paper, transparent)"}
-    in_tag = lambda tag: re.sub("#[0-9a-f]{6}", lambda color: colors.get(color[0], color[0]), tag[0])  # noqa: E731
+
+    def in_tag(tag: re.Match) -> str:
+        return re.sub("#[0-9a-f]{6}", lambda color: colors.get(color[0], color[0]), tag[0])
+
     return re.sub("<[^>]*>", in_tag, svg)  # a name that reads "#000000" stands between tags
 
 
@@ -183,8 +202,12 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
     run = Path(run)
     file = run / "metrics.jsonl"
     rows = read_metrics(file) if file.exists() else []
-    found = [name.split("/", 2) for name in (rows[0] if rows else ()) if "/opponent_win_rate/" in name]
-    found = [name for name in found if name[0] in policies_of(rows[0]) and name[1] == "opponent_win_rate"]
+    found = [
+        name.split("/", 2) for name in (rows[0] if rows else ()) if "/opponent_win_rate/" in name
+    ]
+    found = [
+        name for name in found if name[0] in policies_of(rows[0]) and name[1] == "opponent_win_rate"
+    ]
     policies = list(dict.fromkeys(policy for policy, _, _ in found))
     if not policies:
         return None
@@ -193,7 +216,9 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
     figure.suptitle(title or run.name)
     for axes, policy in zip(panels, policies, strict=True):
         who = [name for owner, _, name in found if owner == policy]
-        for panel, what, label in zip(axes, ("win_rate", "return"), ("win rate", "return [reward]"), strict=True):
+        for panel, what, label in zip(
+            axes, ("win_rate", "return"), ("win rate", "return [reward]"), strict=True
+        ):
             curves = {name: f"{policy}/opponent_{what}/{name}" for name in who}
             draw_curves(panel, rows, curves, f"{label} against each opponent in place of {policy}")
         axes[0].set_ylim(-0.05, 1.05)
@@ -236,7 +261,12 @@ def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str])
     """Add the results of evaluations: dots joined by dashes, in the color of the policy's curve."""
     colors = {line.get_label(): line.get_color() for line in axes.lines}
     for name in policies:
-        style = {"marker": "o", "linestyle": "--", "color": colors.get(as_label(name)), "alpha": 0.7}
+        style = {
+            "marker": "o",
+            "linestyle": "--",
+            "color": colors.get(as_label(name)),
+            "alpha": 0.7,
+        }
         draw_line(axes, rows, f"eval/{name}/episode_return", f"{name}, evaluated", **style)
     draw_legend(axes)
 

@@ -39,9 +39,13 @@ UNKNOWN_OPTION = "No such compile option"  # of what XLA says
 
 MOST_WORDS = 200  # characters of what a compiler says
 
-Program = Callable[[TrainState, np.int32], tuple[TrainState, Packed]]  # (state, updates) -> (state, metrics)
+Program = Callable[
+    [TrainState, np.int32], tuple[TrainState, Packed]
+]  # (state, updates) -> (state, metrics)
 
-_LISTENERS: contextvars.ContextVar[list[Callable[[str], None]]] = contextvars.ContextVar("listeners")
+_LISTENERS: contextvars.ContextVar[list[Callable[[str], None]]] = contextvars.ContextVar(
+    "listeners"
+)
 
 
 @contextlib.contextmanager
@@ -90,7 +94,10 @@ def plain_where_kernels_fail(make: Makes) -> Makes:
             if not are_used():
                 raise
             listeners[:] = told  # they may have heard what is true no more
-            with contextlib.suppress(Exception), giving_up_kernels(f"kernels failed: {one_line(error)[:MOST_WORDS]}"):
+            with (
+                contextlib.suppress(Exception),
+                giving_up_kernels(f"kernels failed: {one_line(error)[:MOST_WORDS]}"),
+            ):
                 return make(*arguments, **named)
             raise
 
@@ -106,7 +113,11 @@ def compile_chunk(learner: Learner, state: TrainState, most: int) -> tuple[Progr
 @plain_where_kernels_fail
 @no_garbage_collection()
 def compile_and_init(
-    learner: Learner, like: TrainState, seed: int, most: int, meanwhile: Callable[[], None] = lambda: None
+    learner: Learner,
+    like: TrainState,
+    seed: int,
+    most: int,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[TrainState, Program, float]:
     """Draws a run's first state and compiles its chunks, on a GPU at the same time: each takes seconds.
 
@@ -123,14 +134,20 @@ def compile_and_init(
     devices = learner.setup.num_devices
     free = bytes_free(devices)
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)) // devices
-    allowed = f"at most {free}, the free memory of a device. Lower num_envs, past_selves or buffer_size."
+    allowed = (
+        f"at most {free}, the free memory of a device. Lower num_envs, past_selves or buffer_size."
+    )
     require(needed <= free, "state size in bytes", needed, allowed)
     lowered = lower_chunk(learner, like, most)  # here: JAX's settings may be this thread's own
-    key = jax.random.key(seed)  # not before: it needs the device, which may still be reserving memory
+    key = jax.random.key(
+        seed
+    )  # not before: it needs the device, which may still be reserving memory
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
     if jax.process_count() > 1 or jax.default_backend() == "cpu":
         return learner.init(key), *finish_chunk(*lowered)
-    with ThreadPoolExecutor(1) as thread:  # what ends init early waits for it: a compilation cannot be stopped
+    with ThreadPoolExecutor(
+        1
+    ) as thread:  # what ends init early waits for it: a compilation cannot be stopped
         compiled = thread.submit(finish_chunk, *lowered)
         state = learner.init(key)
         meanwhile()
@@ -168,7 +185,9 @@ def compile_lowered(
         if UNKNOWN_OPTION not in str(error):
             raise
         return lowered.compile()
-    if SIDE_BY_SIDE.items() <= options.items() and bytes_needed(program) > (bytes_free() if free is None else free):
+    if SIDE_BY_SIDE.items() <= options.items() and bytes_needed(program) > (
+        bytes_free() if free is None else free
+    ):
         return lowered.compile(compiler_options={**options, **ONE_BY_ONE})
     return program
 

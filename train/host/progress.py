@@ -19,7 +19,9 @@ from wdjax.console import Console
 from wdjax.train.config.facts import Fraction, is_scheduled, leaves
 from wdjax.train.config.schema import TrainConfig
 
-SECONDS_BETWEEN = 2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
+SECONDS_BETWEEN = (
+    2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
+)
 
 GO_ON = " Continue with the same command and --resume."
 
@@ -27,7 +29,9 @@ GO_ON = " Continue with the same command and --resume."
 def announce(console: Console, env: str, num_devices: int, what: str, workdir: Path) -> None:
     """Says what will run, and where."""
     several = f"{num_devices} x " if num_devices > 1 else ""
-    console.print(f"{env} on {several}{jax.devices()[0].device_kind}: {what}, in {workdir}", soft_wrap=True)
+    console.print(
+        f"{env} on {several}{jax.devices()[0].device_kind}: {what}, in {workdir}", soft_wrap=True
+    )
 
 
 def announce_run(
@@ -55,7 +59,12 @@ def schedule_warnings(given: TrainConfig, config: TrainConfig) -> Iterator[str]:
         for field, (*_, last), points in leaves(policy) if policy.trainable else ():
             source = written.get(field)
             fits = isinstance(source, Fraction) and source.in_env_steps(total) == points
-            if fits or not is_scheduled(last) or isinstance(points, float | int) or len(points) == 1:
+            if (
+                fits
+                or not is_scheduled(last)
+                or isinstance(points, float | int)
+                or len(points) == 1
+            ):
                 continue
             if (end := points[-1][0]) != total:
                 at_end = float(np.interp(total, *zip(*points, strict=True)))
@@ -93,7 +102,9 @@ def progress_bar(
     columns = (BarColumn(bar_width=16), words, TimeRemainingColumn(compact=True))
     # What a notebook's `!wdjax train` or a log is given in place of a terminal keeps every picture of the bar.
     kept = "JPY_PARENT_PID" in os.environ or not console.file.isatty()
-    with Progress(*columns, console=console, refresh_per_second=1 / SECONDS_BETWEEN if kept else 10) as progress:
+    with Progress(
+        *columns, console=console, refresh_per_second=1 / SECONDS_BETWEEN if kept else 10
+    ) as progress:
         task = progress.add_task(_first_word(total, done), total=total, completed=done)
         yield lambda completed, words: progress.update(task, completed=completed, description=words)
 
@@ -120,7 +131,9 @@ def notebook_bar(
 
     def bundle() -> dict[str, str]:
         rest = (time.monotonic() - begun) * (total - completed) / max(completed - done, 1)
-        left = f", {datetime.timedelta(seconds=round(rest))} left" if done < completed < total else ""
+        left = (
+            f", {datetime.timedelta(seconds=round(rest))} left" if done < completed < total else ""
+        )
         bar = f'<progress value="{completed}" max="{total}"></progress> {html.escape(words + left)}'
         return {"text/plain": f"{words}{left}", "text/html": f"<div>{bar}</div>{picture()}"}
 
@@ -139,7 +152,9 @@ def notebook_bar(
         handle.update(bundle(), raw=True)
 
 
-def last_words(env_steps: int, chunks: float, waits: Mapping[str, float], total: float, kernels: str) -> str:
+def last_words(
+    env_steps: int, chunks: float, waits: Mapping[str, float], total: float, kernels: str
+) -> str:
     """Return the summary of a finished run: speed, time that was not spent on training, and fused kernels.
 
     Args:

@@ -22,8 +22,12 @@ def stop_signals(console: Console) -> Iterator[threading.Event]:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
-        with contextlib.suppress(RuntimeError, OSError):  # it came while something was printed, or nobody listens
-            console.print("Stopping after this chunk. Press Ctrl-C again to stop at once without saving.")
+        with contextlib.suppress(
+            RuntimeError, OSError
+        ):  # it came while something was printed, or nobody listens
+            console.print(
+                "Stopping after this chunk. Press Ctrl-C again to stop at once without saving."
+            )
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

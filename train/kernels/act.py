@@ -50,18 +50,22 @@ def act_kernel(
     outputs += [jax.ShapeDtypeStruct((num_rows,), jnp.float32)] * (1 + with_log_prob)
     kernel = functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows)
     grid = (pallas.cdiv(num_rows, rows),)
-    action, value, *log_prob = pallas.call(kernel, "act", outputs, grid, WARPS, stages=2, interpret=interpret)(
-        inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers)
-    )
+    action, value, *log_prob = pallas.call(
+        kernel, "act", outputs, grid, WARPS, stages=2, interpret=interpret
+    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers))
     return action.reshape(num_rows, components), value, log_prob[0] if log_prob else None
 
 
-def _kernel(inputs_ref: Any, uniform_ref: Any, *refs: Any, shape: Shape, num_rows: int, rows: int) -> None:
+def _kernel(
+    inputs_ref: Any, uniform_ref: Any, *refs: Any, shape: Shape, num_rows: int, rows: int
+) -> None:
     layers = len(shape.widths) - 1
     num_weights = 2 * layers * (1 if shape.shared else 2)
     weights, (action_ref, value_ref, *log_prob_ref) = refs[:num_weights], refs[num_weights:]
     row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
-    row = jnp.minimum(row, num_rows - 1)  # what is beyond the last row repeats it, and writes the same
+    row = jnp.minimum(
+        row, num_rows - 1
+    )  # what is beyond the last row repeats it, and writes the same
     outputs = run_tower(inputs_ref, row, weights[: 2 * layers], shape)
     value = column(outputs, shape.num_outputs)
     if not shape.shared:
@@ -95,7 +99,9 @@ def run_tower(inputs_ref: Any, row: jax.Array, refs: Any, shape: Shape) -> jax.A
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        return sums + product(first_layer(inputs, refs, units, shape), refs[2][:, units].T, shape.dtype)
+        return sums + product(
+            first_layer(inputs, refs, units, shape), refs[2][:, units].T, shape.dtype
+        )
 
     zeros = jnp.zeros((row.shape[0], refs[2].shape[0]), jnp.float32)
     outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros) + refs[3][...][None, :]

@@ -75,14 +75,23 @@ class Task:
 
         Of a tower that is only policy or only value, the other's terms are constants, and mean nothing.
         """
-        value = row["value"] if part == POLICY else column(outputs, self.shape.num_outputs if part == BOTH else 0)
+        value = (
+            row["value"]
+            if part == POLICY
+            else column(outputs, self.shape.num_outputs if part == BOTH else 0)
+        )
         if part == VALUE:
             log_prob, entropy = row.get("log_prob", jnp.zeros_like(value)), jnp.zeros_like(value)
         else:
             log_prob, entropy = log_prob_and_entropy(outputs, actions, self.shape)
-        of_rows = lambda terms: {name: jnp.where(row["valid"], values, 0.0) for name, values in terms.items()}  # noqa: E731
+
+        def of_rows(terms: dict) -> dict:
+            return {name: jnp.where(row["valid"], values, 0.0) for name, values in terms.items()}
+
         options = dataclasses.replace(self.options, **hypers)
-        loss, found = self.loss(Evaluation(log_prob, entropy, value), BatchRows(**row), options, of_rows)
+        loss, found = self.loss(
+            Evaluation(log_prob, entropy, value), BatchRows(**row), options, of_rows
+        )
         return jnp.sum(loss), found
 
 
@@ -92,14 +101,24 @@ def prepare(
 ) -> tuple[Task, tuple, dict[str, jax.Array]]:  # fmt: skip
     """Returns (task; inputs and actions flat, hypers in one array; the rest of the rows), as kernels read them."""
     read, terms, of_value, _ = study(loss, options, row)
-    numbers = jnp.stack([jnp.float32(getattr(options, name)) for name in read] or [jnp.float32(0.0)])
-    data, row = (inputs.reshape(-1), action.reshape(-1), numbers), {**row, "valid": row["valid"].astype(jnp.int8)}
+    numbers = jnp.stack(
+        [jnp.float32(getattr(options, name)) for name in read] or [jnp.float32(0.0)]
+    )
+    data, row = (
+        (inputs.reshape(-1), action.reshape(-1), numbers),
+        {**row, "valid": row["valid"].astype(jnp.int8)},
+    )
     static = dataclasses.replace(options, **dict.fromkeys(read, 0.0))
     return Task(shape, loss, static, list(row), read, terms, of_value, interpret), data, row
 
 
 def load_block(
-    row_refs: Mapping[str, Any], action_ref: Any, start: jax.Array, rows: int, num_rows: int, shape: Shape
+    row_refs: Mapping[str, Any],
+    action_ref: Any,
+    start: jax.Array,
+    rows: int,
+    num_rows: int,
+    shape: Shape,
 ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
     """Returns (places, actions by component, row) of a block; what is beyond the last row is not live."""
     place = start + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
@@ -125,7 +144,9 @@ def gradient_kernel(
         options: of the algorithm, traced fields as scalars.
         interpret: step by step in XLA, on any device, for tests.
     """
-    towers, back = jax.vjp(lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params)
+    towers, back = jax.vjp(
+        lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params
+    )
     task, *arguments = prepare(shape, inputs, action, row, loss, options, interpret)
     run = functools.partial(_tower_gradient, task, *arguments)
     if shape.shared:
@@ -133,7 +154,10 @@ def gradient_kernel(
         return back([grad])[0], sums
     policy_grad, sums = run(towers[0], POLICY)
     value_grad, own = run(towers[1], VALUE)
-    return back([policy_grad, value_grad])[0], {**sums, **{name: own[name] for name in task.of_value}}
+    return back([policy_grad, value_grad])[0], {
+        **sums,
+        **{name: own[name] for name in task.of_value},
+    }
 
 
 def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
@@ -151,11 +175,17 @@ def _tower_gradient(
     blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # of a program
     programs = pallas.cdiv(num_rows, rows * blocks)
     dtype, (first, others) = dtype_of(task.shape), tower
-    weights, tree = jax.tree.flatten((first, tuple((kernel.astype(dtype), bias) for kernel, bias in others)))
+    weights, tree = jax.tree.flatten(
+        (first, tuple((kernel.astype(dtype), bias) for kernel, bias in others))
+    )
     sizes = [jax.ShapeDtypeStruct((programs, *weight.shape), jnp.float32) for weight in weights]
-    kernel = functools.partial(_kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks)
+    kernel = functools.partial(
+        _kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks
+    )
     written = [*sizes, jax.ShapeDtypeStruct((programs, padded(len(task.term_names))), jnp.float32)]
-    run = pallas.call(kernel, "gradient", written, (programs,), WARPS, stages=1, interpret=task.interpret)
+    run = pallas.call(
+        kernel, "gradient", written, (programs,), WARPS, stages=1, interpret=task.interpret
+    )
     *grads, sums = run(*data, *row.values(), *weights)
     total = jax.tree.unflatten(tree, [jnp.sum(grad, axis=0) for grad in grads])
     return total, dict(zip(task.term_names, jnp.sum(sums, axis=0), strict=False))
@@ -168,13 +198,19 @@ def _kernel(
     inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task, part: str, num_rows: int, rows: int,
     blocks: int,
 ) -> None:  # fmt: skip
-    shape, row_refs, refs = task.shape, dict(zip(task.row_names, refs, strict=False)), refs[len(task.row_names) :]
+    shape, row_refs, refs = (
+        task.shape,
+        dict(zip(task.row_names, refs, strict=False)),
+        refs[len(task.row_names) :],
+    )
     weight_refs, grad_refs, sums_ref = refs[: len(refs) // 2], refs[len(refs) // 2 : -1], refs[-1]
     hypers = {name: hypers_ref[i] for i, name in enumerate(task.hyper_names)}
     program, scaled = pallas.program_id(), dtype_of(shape) == HALF
 
     def add(i: jax.Array, carry: tuple) -> tuple:
-        index, actions, row = load_block(row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape)
+        index, actions, row = load_block(
+            row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape
+        )
         inputs = load_rows(inputs_ref, index, 0, weight_refs[0].shape[0], shape.num_inputs)
         columns = jax.lax.broadcasted_iota(jnp.int32, inputs.shape, 1)
         inputs = jnp.where(columns == shape.num_inputs, 1.0, inputs)
@@ -193,7 +229,8 @@ def _kernel(
         return grads, sums + as_columns(jax.tree.leaves(found), sums.shape[1]), top
 
     zeros = [
-        jnp.zeros(sorted(ref.shape, reverse=True) if ref.ndim == 2 else (*ref.shape, MIN_SIZE)) for ref in weight_refs
+        jnp.zeros(sorted(ref.shape, reverse=True) if ref.ndim == 2 else (*ref.shape, MIN_SIZE))
+        for ref in weight_refs
     ]
     carry = (zeros, jnp.zeros((rows, sums_ref.shape[1])), jnp.float32(TINY if scaled else 1.0))
     grads, sums, top = jax.lax.fori_loop(0, blocks, add, carry)
@@ -222,7 +259,10 @@ def forward(
     dtype = dtype_of(task.shape)
     outputs = product(inputs, refs[0][...], "float32")
     # Observations are not bounded, but float32 for the gradient of the first matrix is 17 % more instructions: clipped.
-    features, backs = [jnp.clip(inputs, -MAX_HALF, MAX_HALF).astype(HALF) if dtype == HALF else inputs], []
+    features, backs = (
+        [jnp.clip(inputs, -MAX_HALF, MAX_HALF).astype(HALF) if dtype == HALF else inputs],
+        [],
+    )
     for kernel, bias in zip(refs[1::2], refs[2::2], strict=True):
         hidden, back = activate(outputs, task)
         outputs = product(hidden, kernel[...], dtype) + bias[...][None, :]
@@ -232,7 +272,10 @@ def forward(
 
 
 def backward(
-    refs: Sequence[Any], features: list[jax.Array], backs: list[Callable[[jax.Array], jax.Array]], gradient: jax.Array
+    refs: Sequence[Any],
+    features: list[jax.Array],
+    backs: list[Callable[[jax.Array], jax.Array]],
+    gradient: jax.Array,
 ) -> list[jax.Array]:
     """Returns a block's gradients of a tower's matrices and biases, from the gradient of its outputs [B, columns].
 
@@ -259,7 +302,9 @@ def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Ar
     name, dtype = task.shape.activation, dtype_of(task.shape)
     act = ACTIVATIONS[name]
     if name == "tanh" and not task.interpret:
-        act = pallas.approx_tanh  # one instruction; its error, 2^-11, is what rounding to float16 loses anyway
+        act = (
+            pallas.approx_tanh
+        )  # one instruction; its error, 2^-11, is what rounding to float16 loses anyway
     if name in SLOPES:
         after = act(values).astype(dtype)
         return after, lambda gradient: gradient.astype(dtype) * SLOPES[name](after)

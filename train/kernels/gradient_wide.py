@@ -16,7 +16,15 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.train.kernels.act import first_layer, load_inputs, pieces
 from wdjax.train.kernels.gradient import BOTH, Task, load_block, prepare
-from wdjax.train.kernels.layers import ACTIVATIONS, SLOPES, Shape, chunk_of, product, towers_of, transposed
+from wdjax.train.kernels.layers import (
+    ACTIVATIONS,
+    SLOPES,
+    Shape,
+    chunk_of,
+    product,
+    towers_of,
+    transposed,
+)
 
 ROWS = 128  # of a program
 WARPS = 8
@@ -54,7 +62,9 @@ def _chunk(
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
     partial = lambda width: jax.ShapeDtypeStruct((blocks, width), jnp.float32)  # noqa: E731
-    call = functools.partial(pallas.call, grid=(blocks,), warps=WARPS, stages=2, interpret=task.interpret)
+    call = functools.partial(
+        pallas.call, grid=(blocks,), warps=WARPS, stages=2, interpret=task.interpret
+    )
     x, h1, h2, do, db3, sums = call(
         functools.partial(_forward, task=task),
         out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
@@ -63,7 +73,12 @@ def _chunk(
     )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
     dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape),
-        out_shape=[written(w1.shape[1]), written(w2.shape[1]), partial(w1.shape[1]), partial(w2.shape[1])],
+        out_shape=[
+            written(w1.shape[1]),
+            written(w2.shape[1]),
+            partial(w1.shape[1]),
+            partial(w2.shape[1]),
+        ],
         name="wide_backward",
     )(do, h1, h2, w2, w3)
     over_rows = lambda left, right: jax.lax.dot_general(  # noqa: E731
@@ -77,11 +92,19 @@ def _chunk(
     return grads, sums.sum(axis=0)
 
 
-def _forward(part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task) -> None:
-    shape, weights, row_refs = task.shape, refs[:6], dict(zip(task.row_names, refs[6:-6], strict=True))
+def _forward(
+    part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task
+) -> None:
+    shape, weights, row_refs = (
+        task.shape,
+        refs[:6],
+        dict(zip(task.row_names, refs[6:-6], strict=True)),
+    )
     x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
     program = pallas.program_id()
-    index, actions, row = load_block(row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape)
+    index, actions, row = load_block(
+        row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape
+    )
     own = pallas.span(program * ROWS, ROWS)
     inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
@@ -122,7 +145,9 @@ def _backward(
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        dh2 = product(do, w3_ref[units, :].T, shape.dtype) * slope(h2_ref[own, units].astype(jnp.float32))
+        dh2 = product(do, w3_ref[units, :].T, shape.dtype) * slope(
+            h2_ref[own, units].astype(jnp.float32)
+        )
         db2_ref[program, units] = jnp.sum(dh2, axis=0)
         dh2 = dh2.astype(dh2_ref.dtype)
         dh2_ref[own, units] = dh2

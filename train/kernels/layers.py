@@ -31,7 +31,10 @@ MAX_OUTPUTS = 128  # columns of a tower's last layer
 MAX_WIDTH = 256  # of a hidden layer
 MAX_INDEX = 2**31 - 1  # numbers of an array that a kernel can reach
 NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
-CHUNK = {"float32": 32, "bfloat16": 64}  # units of the first hidden layer that are in registers at once
+CHUNK = {
+    "float32": 32,
+    "bfloat16": 64,
+}  # units of the first hidden layer that are in registers at once
 
 # the activations that kernels compute, whatever the table of networks holds
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
@@ -68,7 +71,11 @@ class Shape:
     def is_narrow(self) -> bool:
         """Whether a program can hold the gradients of all matrices."""
         towers = 1 if self.shared else 2
-        return towers * sum(math.prod(pair) for pair in zip(self.widths, self.widths[1:], strict=False)) <= NARROW
+        return (
+            towers
+            * sum(math.prod(pair) for pair in zip(self.widths, self.widths[1:], strict=False))
+            <= NARROW
+        )
 
     @property
     def components(self) -> list[tuple[int, int]]:
@@ -81,16 +88,23 @@ def padded(size: int) -> int:
     return max(MIN_SIZE, 1 << (size - 1).bit_length())
 
 
-def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type) -> Shape | str:
+def shape_of(
+    config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type
+) -> Shape | str:
     """Returns what fixes the kernels of a policy, or why there are none for it."""
-    network, space, widths = config.network, assignment.observation_space, config.network.hidden_sizes
+    network, space, widths = (
+        config.network,
+        assignment.observation_space,
+        config.network.hidden_sizes,
+    )
     refusals = {
         f"its encoder is {network.encoder}": encoder is not FlatEncoder,
         "it has an action mask": isinstance(space, Dict) and MASK in space.spaces,
         "it is recurrent": bool(network.recurrent_size),
         f"head_hidden_sizes {list(network.head_hidden_sizes)}": bool(network.head_hidden_sizes),
         "its actions are continuous": not isinstance(distribution, Categorical),
-        f"hidden_sizes {list(widths)}: kernels support up to {MAX_WIDTH}": not widths or max(widths) > MAX_WIDTH,
+        f"hidden_sizes {list(widths)}: kernels support up to {MAX_WIDTH}": not widths
+        or max(widths) > MAX_WIDTH,
     }
     for why, refused in refusals.items():
         if refused:
@@ -102,8 +116,15 @@ def shape_of(config: PolicyConfig, assignment: Assignment, distribution: Distrib
         network.activation, network.compute_dtype,
     )  # fmt: skip
     if shape.is_narrow:
-        return shape if shape.dtype == "float32" else f"compute_dtype {shape.dtype} of a small network"
-    takes_wide = shape.shared and len(widths) == 2 and min(widths) >= 64 and shape.activation in ("relu", "tanh")
+        return (
+            shape if shape.dtype == "float32" else f"compute_dtype {shape.dtype} of a small network"
+        )
+    takes_wide = (
+        shape.shared
+        and len(widths) == 2
+        and min(widths) >= 64
+        and shape.activation in ("relu", "tanh")
+    )
     if takes_wide and shape.num_inputs <= MAX_WIDTH:
         return shape
     wide = f"a shared trunk, two layers of at least 64 units, relu or tanh, and at most {MAX_WIDTH} inputs"
@@ -126,7 +147,11 @@ def why_custom(policy: Policy) -> str | None:
     if type(policy.distribution) is not Categorical:
         return f"its distribution is {type(policy.distribution).__name__}"
     classes = [(cls, cls, ()) for cls in (ActorCritic, Trunk, MLP, FlatEncoder)]
-    for owner, cls, names in (*classes, (policy.distribution, Categorical, ()), (policy, Policy, ("apply", "inputs"))):
+    for owner, cls, names in (
+        *classes,
+        (policy.distribution, Categorical, ()),
+        (policy, Policy, ("apply", "inputs")),
+    ):
         if name := overridden(owner, cls, names):
             return f"its {cls.__name__}.{name} is custom"
     return None
@@ -199,7 +224,9 @@ def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:
 
 def transposed(towers: tuple[Tower, ...], shape: Shape) -> tuple[Tower, ...]:
     """Returns towers with matrices [outputs, inputs] in the compute dtype: tensor cores sum over the last axis."""
-    return tuple(tuple((kernel.T.astype(shape.dtype), bias) for kernel, bias in tower) for tower in towers)
+    return tuple(
+        tuple((kernel.T.astype(shape.dtype), bias) for kernel, bias in tower) for tower in towers
+    )
 
 
 # In a kernel.
@@ -238,7 +265,9 @@ def log_probs(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax
     return inside, jnp.where(inside, shifted - jnp.log(total)[:, None], 0.0)
 
 
-def log_prob_and_entropy(outputs: jax.Array, actions: list[jax.Array], shape: Shape) -> tuple[jax.Array, jax.Array]:
+def log_prob_and_entropy(
+    outputs: jax.Array, actions: list[jax.Array], shape: Shape
+) -> tuple[jax.Array, jax.Array]:
     """Returns log pi(action) and the entropy, [B] each: `Categorical`'s, for logits in the columns of a block.
 
     Args:

@@ -12,6 +12,7 @@ from wdjax.train.config.facts import is_traced
 from wdjax.train.state.engine import ROW_FIELDS, BatchRows, combine
 from wdjax.train.state.rows import Evaluation
 
+
 def rows_of(batch: Any) -> dict[str, jax.Array]:
     """Return the numbers per transition that a batch has."""
     return {name: getattr(batch, name) for name in ROW_FIELDS if getattr(batch, name) is not None}
@@ -37,7 +38,9 @@ class Study(NamedTuple):
     read: list[str]  # the traced options that it reads, in the order of their fields
     terms: list[str]  # sorted
     of_value: frozenset[str]  # terms that depend on the new value, and not on the policy
-    mixed: str | None  # what depends on both, so that two networks cannot be differentiated apart; None: nothing
+    mixed: (
+        str | None
+    )  # what depends on both, so that two networks cannot be differentiated apart; None: nothing
 
 
 def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
@@ -50,7 +53,11 @@ def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
         slopes, terms = jax.grad(lambda new: (jnp.sum(each(*new)[0]), each(*new)[1]), has_aux=True)(
             (log_prob, entropy, value)
         )
-        return {"the gradient in the policy": slopes[:2], "the gradient in the value": slopes[2], "terms": terms}
+        return {
+            "the gradient in the policy": slopes[:2],
+            "the gradient in the value": slopes[2],
+            "terms": terms,
+        }
 
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(one, one, one)
     places = [jax.tree_util.keystr(path, simple=True, separator=".")
@@ -59,11 +66,27 @@ def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
     for i, place in enumerate(places):
         used = pe.dce_jaxpr(closed.jaxpr, [j == i for j in range(len(places))])[1]
         needs[place] = used[0] or used[1], used[2]
-    terms = {place.removeprefix("terms."): need for place, need in needs.items() if place.startswith("terms.")}
+    terms = {
+        place.removeprefix("terms."): need
+        for place, need in needs.items()
+        if place.startswith("terms.")
+    }
     # of the gradient in the policy nothing may depend on the value, nor the other way round
-    wrong = [place for place, (policy, value) in needs.items() if (value if "policy" in place else policy and value)]
-    wrong = [place for place in needs if place.startswith("the gradient in the value") and needs[place][0]] + wrong
-    fields = [field.name for field in dataclasses.fields(options)] if dataclasses.is_dataclass(options) else []
+    wrong = [
+        place
+        for place, (policy, value) in needs.items()
+        if (value if "policy" in place else policy and value)
+    ]
+    wrong = [
+        place
+        for place in needs
+        if place.startswith("the gradient in the value") and needs[place][0]
+    ] + wrong
+    fields = (
+        [field.name for field in dataclasses.fields(options)]
+        if dataclasses.is_dataclass(options)
+        else []
+    )
     of_value = frozenset(name for name, (policy, value) in terms.items() if value and not policy)
     read = [name for name in fields if name in recorder._read]
     return Study(read, sorted(terms), of_value, wrong[0].removeprefix("terms.") if wrong else None)
@@ -72,16 +95,25 @@ def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
 def is_custom(loss: Callable) -> bool:
     """Return whether the loss of an algorithm comes from outside of wdjax."""
     owner = getattr(loss, "__self__", None)
-    return not (loss.__module__ if owner is None else type(owner).__module__).startswith("wdjax.train.algorithms.")
+    return not (loss.__module__ if owner is None else type(owner).__module__).startswith(
+        "wdjax.train.algorithms."
+    )
 
 
 def is_linear(loss: Callable, options: Any) -> bool:
     """Return whether a loss is linear in the means of its terms, as sums over minibatches and devices need it."""
     number, flag = jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.bool_)
     terms = study(loss, options, {**dict.fromkeys(ROW_FIELDS, number), "valid": flag}).terms
-    traced = {field.name: jnp.float32(0.5) for field in dataclasses.fields(options) if is_traced(field)}
-    options = dataclasses.replace(options, **traced)  # the configured values may be schedules, infinite or 0
-    x, y = (dict(zip(terms, jax.random.normal(jax.random.key(seed), (len(terms),)), strict=True)) for seed in (0, 1))
+    traced = {
+        field.name: jnp.float32(0.5) for field in dataclasses.fields(options) if is_traced(field)
+    }
+    options = dataclasses.replace(
+        options, **traced
+    )  # the configured values may be schedules, infinite or 0
+    x, y = (
+        dict(zip(terms, jax.random.normal(jax.random.key(seed), (len(terms),)), strict=True))
+        for seed in (0, 1)
+    )
     at = lambda means: float(combine(loss, options, means))  # noqa: E731
     both = at({name: 2.0 * x[name] - 3.0 * y[name] for name in terms})
     return abs(both - (2.0 * at(x) - 3.0 * at(y))) <= 1e-4 * (1.0 + abs(both))

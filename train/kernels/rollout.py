@@ -63,10 +63,16 @@ def _why_not_acting(policy: Policy) -> str | None:
     if policy.config.past_selves:
         return "it has past_selves"
     narrow = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
-    return None if narrow else f"{shape.num_inputs} inputs, hidden_sizes {list(shape.hidden)}: limit is {MAX_WIDTH}"
+    return (
+        None
+        if narrow
+        else f"{shape.num_inputs} inputs, hidden_sizes {list(shape.hidden)}: limit is {MAX_WIDTH}"
+    )
 
 
-def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: bool = False) -> tuple[tuple, tuple]:
+def play_replicas(
+    given: StepInputs, carry: tuple, keys: jax.Array, interpret: bool = False
+) -> tuple[tuple, tuple]:
     """`play_by_scan`, replica by replica.
 
     Args:
@@ -84,17 +90,25 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     replica = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
-    starts = replicas.starts  # no replica's own: they stay in memory, and those that begin anew read theirs
+    starts = (
+        replicas.starts
+    )  # no replica's own: they stay in memory, and those that begin anew read theirs
     env_keys, draws = setup.engine.draw(setup, {}, keys, every=True)
-    next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)  # nobody sees what the last chooses
+    next_draws = jax.tree.map(
+        lambda numbers: jnp.roll(numbers, -1, axis=0), draws
+    )  # nobody sees what the last chooses
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
     first, first_notes = apart(setup, choose_actions(given, first_obs, carries, at_once)[0])
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
-        (replicas, live, actions), (env_keys, draws) = jax.tree.map(lambda leaf: leaf[None], (carry, x))
+        (replicas, live, actions), (env_keys, draws) = jax.tree.map(
+            lambda leaf: leaf[None], (carry, x)
+        )
         drafts = {name: {"obs": None, "action": action} for name, action in actions.items()}
         replicas = replicas.replace(starts=starts)
-        (replicas, obs, live, _), outcome = advance(one, (replicas, None, live, carries), drafts, env_keys)
+        (replicas, obs, live, _), outcome = advance(
+            one, (replicas, None, live, carries), drafts, env_keys
+        )
         actions, notes = apart(setup, choose_actions(one, obs, carries, draws, act_by_agent)[0])
         after = (replicas.replace(starts=None), live, actions)
         return jax.tree.map(lambda leaf: leaf[0], (after, (notes, outcome)))
@@ -105,20 +119,37 @@ def play_replicas(given: StepInputs, carry: tuple, keys: jax.Array, interpret: b
     )
     last_obs = scatter(setup.assignments, {name: own["obs"][-1] for name, own in notes.items()})
     behind = lambda first, later: jnp.concatenate([first[None], later[:-1]])  # noqa: E731
-    rows = {name: own.replace(**jax.tree.map(behind, first_notes[name], notes[name])) for name, own in rows.items()}
+    rows = {
+        name: own.replace(**jax.tree.map(behind, first_notes[name], notes[name]))
+        for name, own in rows.items()
+    }
     return (replicas.replace(starts=starts), last_obs, live, carries), (rows, episodes)
 
 
-def apart(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def apart(
+    setup: Setup, drafts: Mapping[str, dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Returns (actions, what else is noted of them) of `choose_actions`' drafts, by policy: the next round needs the
     actions, nobody else's notes than those of who learns, and everybody's observations."""
-    kept = lambda name, field: field == "obs" or (field != "action" and setup.policies[name].config.trainable)  # noqa: E731
-    notes = {name: {f: value for f, value in draft.items() if kept(name, f)} for name, draft in drafts.items()}
+
+    def kept(name: str, field: str) -> bool:
+        return field == "obs" or (field != "action" and setup.policies[name].config.trainable)
+
+    notes = {
+        name: {f: value for f, value in draft.items() if kept(name, f)}
+        for name, draft in drafts.items()
+    }
     return {name: draft["action"] for name, draft in drafts.items()}, notes
 
 
 def act_by_agent(
-    act: Callable[..., tuple], policy: Policy, player: Any, carry: None, seen: Any, draws: jax.Array, hypers: Any
+    act: Callable[..., tuple],
+    policy: Policy,
+    player: Any,
+    carry: None,
+    seen: Any,
+    draws: jax.Array,
+    hypers: Any,
 ) -> tuple[Any, dict[str, jax.Array], None]:
     """`Algorithm.act` for the agents of one replica, [1, n, ...]: a kernel gives each lanes of its own, and holds the
     network once, not once for each. A custom `act` gets all agents together: it may combine them."""
@@ -127,7 +158,9 @@ def act_by_agent(
 
     def one(inputs: tuple) -> tuple:
         seen, draws = jax.tree.map(lambda leaf: leaf[None, None], inputs)
-        return jax.tree.map(lambda leaf: leaf[0, 0], act(policy, player, carry, seen, draws, hypers)[:2])
+        return jax.tree.map(
+            lambda leaf: leaf[0, 0], act(policy, player, carry, seen, draws, hypers)[:2]
+        )
 
     action, notes = jax.lax.map(one, jax.tree.map(lambda leaf: leaf[0], (seen, draws)))
     return *jax.tree.map(lambda leaf: leaf[None], (action, notes)), carry

@@ -97,7 +97,9 @@ def commit(setup: Setup, before: TrainState, after: TrainState, code: jax.Array)
     memory = {}
     for name, own in after.memory.items():
         memory[name] = choose(without_rows(before.memory[name]), without_rows(own))
-        if own.replay is not None:  # the rows of before are still among those of after (algorithms/ddpg/replay.py)
+        if (
+            own.replay is not None
+        ):  # the rows of before are still among those of after (algorithms/ddpg/replay.py)
             ring = memory[name].replay.ring.replace(rows=own.replay.ring.rows)
             memory[name] = memory[name].replace(replay=memory[name].replay.replace(ring=ring))
     state = after.replace(
@@ -155,7 +157,9 @@ def ends_run(config: TrainConfig, codes: np.ndarray, streak: int) -> bool:
     return bool(codes.any()) if config.on_bad_numbers == "stop" else streak >= LIMIT
 
 
-def why_it_ends(setup: Setup, codes: np.ndarray, streak: int, done: int, origin: str | None = None) -> str:
+def why_it_ends(
+    setup: Setup, codes: np.ndarray, streak: int, done: int, origin: str | None = None
+) -> str:
     """Returns the sentence with which a run ends, after `done` updates.
 
     Args:
@@ -167,7 +171,9 @@ def why_it_ends(setup: Setup, codes: np.ndarray, streak: int, done: int, origin:
     saved = f"the state after {done} updates is saved"
     if setup.config.on_bad_numbers == "skip":
         what = describe_bad_numbers(setup, codes[-1])
-        return f"update {done} and the {streak - 1} before it: {what} (all skipped; {saved}; {more})"
+        return (
+            f"update {done} and the {streak - 1} before it: {what} (all skipped; {saved}; {more})"
+        )
     what = describe_bad_numbers(setup, codes[codes > 0][0])
     return f"update {done + 1}: {what} ({saved}; --resume --on-bad-numbers skip continues without it; {more})"
 
@@ -186,7 +192,9 @@ def skipped_updates(config: TrainConfig, codes: np.ndarray) -> dict[str, int]:
 def _bad(tree: Any) -> jax.Array:
     """Returns whether a tree holds a float that is not finite, () bool."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return functools.reduce(jnp.logical_or, [~jnp.all(jnp.isfinite(leaf)) for leaf in floats], jnp.bool_(False))
+    return functools.reduce(
+        jnp.logical_or, [~jnp.all(jnp.isfinite(leaf)) for leaf in floats], jnp.bool_(False)
+    )
 
 
 def without_rows(memory: Memory) -> Memory:

@@ -12,13 +12,15 @@ from wdjax.checks import require_key
 from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.rollout.opponents import init_opponents, pool_of
 from wdjax.train.state.agents import building_config, to_groups
-from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.hypers import run_hypers
+from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState
 
 
-def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None) -> TrainState:
+def init(
+    setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None
+) -> TrainState:
     """Returns the state at the start of a run: new networks and optimizers, every replica reset.
 
     `loaded` is what policies with a checkpoint begin with (`Learner.loaded`); without it they begin like all others.
@@ -37,7 +39,10 @@ def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None 
         for run in pool_of(policy.config).runs
         if loaded
     }
-    memory = {name: policy.algorithm.init_memory(policy, setup.config) for name, policy in setup.policies.items()}
+    memory = {
+        name: policy.algorithm.init_memory(policy, setup.config)
+        for name, policy in setup.policies.items()
+    }
     env_params = jax.tree.map(jnp.asarray, setup.env_params)
     obs, replicas = setup.replicas.reset(replica_key, env_params)
     return TrainState(
@@ -48,14 +53,18 @@ def init(setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None 
         env_params=env_params,
         replicas=replicas,
         obs=to_groups(setup.env, obs),
-        live=jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), to_groups(setup.env, replicas.episode_return)),
+        live=jax.tree.map(
+            lambda sums: jnp.ones(sums.shape, bool), to_groups(setup.env, replicas.episode_return)
+        ),
         key=run_key,
         num_updates=jnp.int32(0),
         shared=init_shared(setup, learned, network_key),
     )
 
 
-def init_shared(setup: Setup, states: Mapping[str, PolicyState], key: jax.Array) -> dict[str, PolicyState]:
+def init_shared(
+    setup: Setup, states: Mapping[str, PolicyState], key: jax.Array
+) -> dict[str, PolicyState]:
     """Return the new state of what each team shares, by team; teams that share nothing are left out."""
     shared = {}
     for i, (name, team) in enumerate(setup.teams.items()):
@@ -64,7 +73,9 @@ def init_shared(setup: Setup, states: Mapping[str, PolicyState], key: jax.Array)
             rngs = nnx.Rngs(jax.random.fold_in(key, 2**31 + i))  # far from the policies' own
             module = team.algorithm.make_shared(team, setup.context, rngs)
             params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
-        own = team.algorithm.init_shared(team, {member: states[member] for member in team.policies}, params)
+        own = team.algorithm.init_shared(
+            team, {member: states[member] for member in team.policies}, params
+        )
         shared |= {} if own is None else {name: own}
     return shared
 
@@ -77,7 +88,9 @@ def abstract_state(setup: Setup) -> TrainState:
     place = state_shardings(setup.num_devices) or SingleDeviceSharding(device_of_new_arrays())
 
     def put(place: jax.sharding.Sharding, part: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part
+        )
 
     return jax.tree.map(put, place, state)
 
@@ -87,7 +100,9 @@ def init_policy(policy: Policy, key: jax.Array, loaded: PolicyState | None = Non
     if loaded is not None:
         return with_counts(policy.algorithm.init(policy, loaded.params), loaded)
     config = building_config(policy.config, policy.assignment)
-    network = policy.algorithm.make_network(policy.context, config, policy.assignment, nnx.Rngs(key))
+    network = policy.algorithm.make_network(
+        policy.context, config, policy.assignment, nnx.Rngs(key)
+    )
     return policy.algorithm.init(policy, nnx.to_pure_dict(nnx.state(network, nnx.Param)))
 
 

@@ -18,13 +18,13 @@ from wdjax.train.learner.bad_numbers import commit, first_bad, look_at_rows, loo
 from wdjax.train.learner.init import init
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
-from wdjax.train.state.rollout_metrics import Metrics, episode_metrics
 from wdjax.train.rollout.opponents import finish
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.hypers import Hypers, logged_schedules
 from wdjax.train.state.metric import beside, values_of
 from wdjax.train.state.policy import Setup
+from wdjax.train.state.rollout_metrics import Metrics, episode_metrics
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.sharding import spread, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState, current_hypers
@@ -33,7 +33,9 @@ from wdjax.train.state.state import PolicyState, TrainState, current_hypers
 class Run(Protocol):
     """The type of `Learner.run`."""
 
-    def __call__(self, state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]: ...
+    def __call__(
+        self, state: TrainState, num_updates: int
+    ) -> tuple[TrainState, dict[str, jax.Array]]: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,12 +86,16 @@ def make_learner(config: TrainConfig, trust: Collection[str] = ()) -> Learner:
 
 def learner_of(setup: Setup) -> Learner:
     """Returns the learner of what `make_setup` has made."""
-    start = jax.jit(functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices))
+    start = jax.jit(
+        functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices)
+    )
     loaded = functools.cache(functools.partial(load_policies, setup))
     updates = jax.jit(functools.partial(run, setup), static_argnames="num_updates")
 
     def run_so_many(state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]:
-        require_integer("num_updates", num_updates, 0)  # here: to jit 2.0 and True are the 2 and 1 that it has compiled
+        require_integer(
+            "num_updates", num_updates, 0
+        )  # here: to jit 2.0 and True are the 2 and 1 that it has compiled
         return updates(state, num_updates=int(num_updates))
 
     run_so_many.lower = updates.lower  # as what jit returns has it
@@ -118,7 +124,12 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     state, own, code = learn(setup, state, hypers, played, update_key)
     state, of_opponents = finish(setup, state, played)
     after = state.replace(key=next_key, num_updates=state.num_updates + 1)
-    return commit(setup, before, after, code), {**metrics, **of_opponents, **own, "bad_numbers": code}
+    return commit(setup, before, after, code), {
+        **metrics,
+        **of_opponents,
+        **own,
+        "bad_numbers": code,
+    }
 
 
 def learn(
@@ -130,7 +141,12 @@ def learn(
         (state, metrics, code): code, () int32, tells what is not finite (train/learner/bad_numbers.py).
     """
     num_blocks = setup.config.blocks // num_shards()
-    policies, shared, memory, metrics = dict(state.policies), dict(state.shared), dict(state.memory), {}
+    policies, shared, memory, metrics = (
+        dict(state.policies),
+        dict(state.shared),
+        dict(state.memory),
+        {},
+    )
     policy_keys = dict(zip(setup.policies, jax.random.split(key, len(setup.policies)), strict=True))
     bad_rows, bad_steps = {}, {}
     for team in setup.teams.values():
@@ -144,10 +160,14 @@ def learn(
         shared |= {} if common is None else {team.name: common}
         for name, policy in team.policies.items():
             bad_rows[name] = look_at_rows(policy, played)
-            bad_steps[name] = look_at_steps(policy, policies[name], learned[name], own[name], common)
+            bad_steps[name] = look_at_steps(
+                policy, policies[name], learned[name], own[name], common
+            )
             policies[name] = learned[name]
             reported = {field: hypers[name][field] for field in logged_schedules(policy.config)}
-            metrics |= beside(join_metrics(reported, own[name], policy.config.past_selves > 0), name)
+            metrics |= beside(
+                join_metrics(reported, own[name], policy.config.past_selves > 0), name
+            )
         if team.name not in team.policies:
             metrics |= beside(own.get(team.name, {}), team.name)
     after = state.replace(policies=policies, shared=shared, memory=memory)
@@ -156,9 +176,13 @@ def learn(
     return after, metrics, code
 
 
-def join_metrics(reported: Mapping[str, Any], own: Mapping[str, Any], has_snapshots: bool) -> dict[str, Any]:
+def join_metrics(
+    reported: Mapping[str, Any], own: Mapping[str, Any], has_snapshots: bool
+) -> dict[str, Any]:
     """Return the metrics of a policy: the learner's, then those of its algorithm, as `user/NAME` if a name is taken."""
-    fixed = {f"episode_return{end}" for end in SPREAD} | ({"past_self_blocks"} if has_snapshots else set())
+    fixed = {f"episode_return{end}" for end in SPREAD} | (
+        {"past_self_blocks"} if has_snapshots else set()
+    )
     taken = lambda name: name in metrics or name in fixed or name.startswith(OPPONENT)  # noqa: E731
     metrics: dict[str, Any] = dict(reported)
     moved = {name: metric for name, metric in own.items() if taken(name)}
@@ -174,11 +198,15 @@ def packed_update(setup: Setup, state: TrainState) -> tuple[TrainState, Packed]:
     return state, pack(metrics)
 
 
-def run(setup: Setup, state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]:
+def run(
+    setup: Setup, state: TrainState, num_updates: int
+) -> tuple[TrainState, dict[str, jax.Array]]:
     """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
 
     def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
-        state, metrics = jax.lax.scan(lambda state, _: packed_update(setup, state), state, length=num_updates)
+        state, metrics = jax.lax.scan(
+            lambda state, _: packed_update(setup, state), state, length=num_updates
+        )
         return state, unpack(metrics)
 
     state, metrics = spread(setup, scan, state)
@@ -192,7 +220,9 @@ def metric_names(setup: Setup) -> list[str]:
     return [name for name in metrics if name != "bad_numbers"]
 
 
-def run_up_to(setup: Setup, most: int, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
+def run_up_to(
+    setup: Setup, most: int, state: TrainState, num_updates: jax.Array
+) -> tuple[TrainState, Packed]:
     """`run`, but told how many updates only when it is called: one program for chunks of every size.
 
     On a GPU the host looks at the count before every update: up to 24 us more than in a scan of known length, where a
@@ -207,8 +237,12 @@ def run_up_to(setup: Setup, most: int, state: TrainState, num_updates: jax.Array
     """
 
     def loop(setup: Setup, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
-        packed = jax.jit(functools.partial(packed_update, setup))  # traced once, for its shapes and in the loop
-        rows = jax.tree.map(lambda row: jnp.zeros((most, *row.shape), row.dtype), jax.eval_shape(packed, state)[1])
+        packed = jax.jit(
+            functools.partial(packed_update, setup)
+        )  # traced once, for its shapes and in the loop
+        rows = jax.tree.map(
+            lambda row: jnp.zeros((most, *row.shape), row.dtype), jax.eval_shape(packed, state)[1]
+        )
 
         def step(i: jax.Array, carry: tuple[TrainState, Packed]) -> tuple[TrainState, Packed]:
             state, row = packed(carry[0])

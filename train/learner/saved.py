@@ -21,7 +21,12 @@ from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.train.storage.checkpoint import DamagedCheckpointError, by_place, open_checkpoints, restore
+from wdjax.train.storage.checkpoint import (
+    DamagedCheckpointError,
+    by_place,
+    open_checkpoints,
+    restore,
+)
 from wdjax.train.storage.folder import load_run_config, read_made_with
 from wdjax.train.storage.switches import KEYS, require_same_switches
 
@@ -29,11 +34,19 @@ LEARNING_TABLE = Path(__file__).parents[2] / "experiments" / "reference"
 
 
 def read_run(
-    run_folder: str | Path, best: bool = False, num_updates: int | None = None, trust: Collection[str] = ()
+    run_folder: str | Path,
+    best: bool = False,
+    num_updates: int | None = None,
+    trust: Collection[str] = (),
 ) -> tuple[Setup, TrainState]:
     """Returns what `load_run` does (train/load.py), the setup in place of its learner."""
     if str(run_folder).startswith(REFERENCE):
-        require(num_updates is None, f"checkpoint of {run_folder}", num_updates, "omitted: a bundled run has one state")
+        require(
+            num_updates is None,
+            f"checkpoint of {run_folder}",
+            num_updates,
+            "omitted: a bundled run has one state",
+        )
         return read_reference(str(run_folder).removeprefix(REFERENCE))
     config = load_run_config(run_folder, trust)
     config = dataclasses.replace(config, devices=1)  # it may have had more than there are here
@@ -42,7 +55,11 @@ def read_run(
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
         none = best and config.best_by is None  # auto: several policies train
-        why = f": best_metric = {config.best_metric} selects none in this run. Name a metric." if none else ""
+        why = (
+            f": best_metric = {config.best_metric} selects none in this run. Name a metric."
+            if none
+            else ""
+        )
         raise FileNotFoundError(f"no checkpoint in {folder}{why}")
     with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
@@ -60,7 +77,9 @@ def read_run(
             manager.reload()
             if num_updates is not None or manager.latest_step() == step:
                 raise
-    return read_run(run_folder, best, trust=trust)  # the run goes on at this moment, and has cleaned that one away
+    return read_run(
+        run_folder, best, trust=trust
+    )  # the run goes on at this moment, and has cleaned that one away
 
 
 def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
@@ -76,10 +95,17 @@ def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
     return Path(folder), own
 
 
-def read_named(run: str, default: str = "newest", trust: Collection[str] = ()) -> tuple[Setup, TrainState]:
+def read_named(
+    run: str, default: str = "newest", trust: Collection[str] = ()
+) -> tuple[Setup, TrainState]:
     """Returns what `read_run` does, of a checkpoint named as for `split_checkpoint`."""
     folder, which = split_checkpoint(run, default)
-    return read_run(folder, best=which == "best", num_updates=int(which) if which.isdecimal() else None, trust=trust)
+    return read_run(
+        folder,
+        best=which == "best",
+        num_updates=int(which) if which.isdecimal() else None,
+        trust=trust,
+    )
 
 
 def list_references() -> list[str]:
@@ -116,4 +142,7 @@ def save_learned(path: Path, state: TrainState) -> None:
 
 
 def _learned(state: TrainState) -> dict[str, PolicyState]:
-    return {name: acting_state(one_copy(own)).replace(gradient_steps=None) for name, own in state.policies.items()}
+    return {
+        name: acting_state(one_copy(own)).replace(gradient_steps=None)
+        for name, own in state.policies.items()
+    }

@@ -53,7 +53,9 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     )  # fmt: skip
 
 
-def make_teams(config: TrainConfig, policies: Mapping[str, Policy], context: Context) -> dict[str, Team]:
+def make_teams(
+    config: TrainConfig, policies: Mapping[str, Policy], context: Context
+) -> dict[str, Team]:
     """Return the teams of the policies that learn, in the order of their first policies."""
     owner = {policy: name for name, team in config.teams.items() for policy in team.policies}
     members: dict[str, dict[str, Policy]] = {}
@@ -65,14 +67,18 @@ def make_teams(config: TrainConfig, policies: Mapping[str, Policy], context: Con
         team = Team(name, own, next(iter(own.values())).algorithm)
         make = functools.partial(team.algorithm.make_shared, team, context)
         module = nnx.eval_shape(lambda make=make: make(nnx.Rngs(jax.random.key(0))))
-        teams[name] = dataclasses.replace(team, shared=None if module is None else nnx.graphdef(module))
+        teams[name] = dataclasses.replace(
+            team, shared=None if module is None else nnx.graphdef(module)
+        )
     return teams
 
 
 def require_config(config: TrainConfig) -> None:
     """Raises TypeError for the name of a preset in the place of a configuration."""
     if isinstance(config, (str, Path)):
-        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig. Use load_config({str(config)!r}).")
+        raise TypeError(
+            f"config = {str(config)!r}: must be a TrainConfig. Use load_config({str(config)!r})."
+        )
 
 
 def make_policy(name: str, context: Context) -> Policy:
@@ -87,12 +93,27 @@ def make_policy(name: str, context: Context) -> Policy:
     if is_own := not type(algorithm).__module__.startswith("wdjax."):
         require_used(name, context, own, algorithm, network)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
-    require(count <= LARGEST, f"policies.{name}.network: number of parameters", count, f"at most {LARGEST}")
+    require(
+        count <= LARGEST,
+        f"policies.{name}.network: number of parameters",
+        count,
+        f"at most {LARGEST}",
+    )
     if algorithm.has_kernels and is_custom(algorithm.loss):
         words = "linear in the means of its terms (a square or a logarithm of a mean is not)"
-        require(is_linear(algorithm.loss, own.options), f"policies.{name}.algorithm: its loss", own.algorithm, words)
-    distribution, encoder = algorithm.make_distribution(own, assignment), encoder_class(own.network.encoder)
-    policy = Policy(name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, context)
+        require(
+            is_linear(algorithm.loss, own.options),
+            f"policies.{name}.algorithm: its loss",
+            own.algorithm,
+            words,
+        )
+    distribution, encoder = (
+        algorithm.make_distribution(own, assignment),
+        encoder_class(own.network.encoder),
+    )
+    policy = Policy(
+        name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, context
+    )
     if is_own and own.normalize_observation:
         params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
         state = jax.eval_shape(functools.partial(algorithm.init, policy), params)
@@ -101,11 +122,15 @@ def make_policy(name: str, context: Context) -> Policy:
     return dataclasses.replace(policy, engine=policy_engine(policy, config.kernels))
 
 
-def abstract_network(name: str, context: Context, config: NetworkConfig, algorithm: Algorithm) -> nnx.Module:
+def abstract_network(
+    name: str, context: Context, config: NetworkConfig, algorithm: Algorithm
+) -> nnx.Module:
     """Return the network of a policy for this configuration of it, as shapes and dtypes."""
     own, assignment = context.run_config.policy(name), context.assignments[name]
     built = building_config(dataclasses.replace(own, network=config), assignment)
-    return nnx.eval_shape(lambda: algorithm.make_network(context, built, assignment, nnx.Rngs(jax.random.key(0))))
+    return nnx.eval_shape(
+        lambda: algorithm.make_network(context, built, assignment, nnx.Rngs(jax.random.key(0)))
+    )
 
 
 def require_plain_parameters(path: str, network: nnx.Module) -> None:
@@ -116,17 +141,27 @@ def require_plain_parameters(path: str, network: nnx.Module) -> None:
     require(not kinds, path, type(network).__name__, words, TypeError)
 
 
-ADDED = ("recurrent_size", "encoder", "head_hidden_sizes")  # fields of NetworkConfig that add a part to the network
+ADDED = (
+    "recurrent_size",
+    "encoder",
+    "head_hidden_sizes",
+)  # fields of NetworkConfig that add a part to the network
 
 
-def require_used(name: str, context: Context, config: PolicyConfig, algorithm: Algorithm, network: nnx.Module) -> None:
+def require_used(
+    name: str, context: Context, config: PolicyConfig, algorithm: Algorithm, network: nnx.Module
+) -> None:
     """Raise ValueError for a part of the network that a custom algorithm ignores: without it, nothing changes."""
     for field in ADDED:
         value, usual = getattr(config.network, field), getattr(NetworkConfig(), field)
         if value == usual:
             continue
-        other = abstract_network(name, context, dataclasses.replace(config.network, **{field: usual}), algorithm)
-        same = nnx.graphdef(network) == nnx.graphdef(other) and shapes_of(network) == shapes_of(other)
+        other = abstract_network(
+            name, context, dataclasses.replace(config.network, **{field: usual}), algorithm
+        )
+        same = nnx.graphdef(network) == nnx.graphdef(other) and shapes_of(network) == shapes_of(
+            other
+        )
         words = f"{usual!r} (the default): {config.algorithm} does not use it"
         require(not same, f"policies.{name}.network.{field}", value, words)
 

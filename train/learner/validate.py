@@ -28,11 +28,21 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     require_allowed("", config)
     steps = config.total_env_steps
     most = LARGEST * config.env_steps_per_update
-    require(steps <= most, "total_env_steps", steps, f"at most {most} (2**31 - 1 updates, counted in int32)")
+    require(
+        steps <= most,
+        "total_env_steps",
+        steps,
+        f"at most {most} (2**31 - 1 updates, counted in int32)",
+    )
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
     fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
-    require(fits, "devices", config.devices, f"a divisor of num_blocks = {config.blocks} (0: as many as possible)")
+    require(
+        fits,
+        "devices",
+        config.devices,
+        f"a divisor of num_blocks = {config.blocks} (0: as many as possible)",
+    )
     if not isinstance(config.reset, str):
         allowed = "'fresh', 'fixed' or a number of starts, at least 1 and below 2**31"
         require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
@@ -42,11 +52,18 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     env, params = make_env(config)
     require_rules(env, params, DECLARED)
     agents = sum(group_sizes(env).values())
-    factors = f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
+    factors = (
+        f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
+    )
     rows = config.env_steps_per_update * agents
     require(rows <= LARGEST, "transitions per rollout", rows, f"below 2**31: {factors}")
     for name, policy in config.policies.items():
-        require(name and "/" not in name and "." not in name, "policies", name, "a name without '/' and '.'")
+        require(
+            name and "/" not in name and "." not in name,
+            "policies",
+            name,
+            "a name without '/' and '.'",
+        )
         _validate_policy(name, policy)
     _validate_teams(config)
     assignments = assign_agents(env, params, config.policies)
@@ -60,7 +77,9 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         _validate_mask(name, assignment)
     returns = [f"{name}/episode_return" for name in config.policies]
     if config.best_by not in (None, *returns):
-        require_known("best_metric", config.best_by, [*returns, *reported_statistics(env, params, config)])
+        require_known(
+            "best_metric", config.best_by, [*returns, *reported_statistics(env, params, config)]
+        )
     return env, params, assignments
 
 
@@ -73,11 +92,19 @@ def reported_statistics(env: Env, params: Any, config: TrainConfig) -> list[str]
 
 def _validate_teams(config: TrainConfig) -> None:
     for name, team in config.teams.items():
-        path, trained = f"teams.{name}", [config.policies[policy].trainable for policy in team.policies]
+        path, trained = (
+            f"teams.{name}",
+            [config.policies[policy].trainable for policy in team.policies],
+        )
         usable = name and "/" not in name and "." not in name and name not in config.policies
         require(usable, "teams", name, "a name without '/' and '.', and not that of a policy")
         require(len(trained) > 0, f"{path}.policies", list(team.policies), "at least one policy")
-        require(len(set(trained)) == 1, f"{path}.policies", list(team.policies), "all trainable, or none of them")
+        require(
+            len(set(trained)) == 1,
+            f"{path}.policies",
+            list(team.policies),
+            "all trainable, or none of them",
+        )
         require_allowed(f"{path}.", team)
 
 
@@ -85,11 +112,21 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
     frozen = policy.past_selves and not policy.trainable
     require_allowed(f"{path}.", policy)
-    require(not frozen, f"{path}.past_selves", policy.past_selves, "0 if trainable is false: the policy never changes")
+    require(
+        not frozen,
+        f"{path}.past_selves",
+        policy.past_selves,
+        "0 if trainable is false: the policy never changes",
+    )
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw
-    require(not shifted, f"{path}.normalize_observation", True, f"false with encoder {policy.network.encoder!r}")
+    require(
+        not shifted,
+        f"{path}.normalize_observation",
+        True,
+        f"false with encoder {policy.network.encoder!r}",
+    )
 
 
 def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignment) -> None:
@@ -98,16 +135,30 @@ def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignm
     alone, pool = len(config.policies) == 1, pool_of(policy)
     for field, usual in (("past_selves", "0"), ("opponents", "left out")):
         value = getattr(policy, field)
-        require(not (value and alone), f"{path}.{field}", value, f"{usual} in a run with a single policy")
+        require(
+            not (value and alone),
+            f"{path}.{field}",
+            value,
+            f"{usual} in a run with a single policy",
+        )
     what = "past_selves" if policy.past_selves else "opponents"
     words = f"at least 2, because {path} has {what}: each block is played by the policy or by one opponent"
     require(not pool.size or config.blocks >= 2, "num_blocks", config.blocks, words)
     for field in ("opponents_every", "opponents_priority"):
         usual = getattr(PolicyConfig(), field)
         words = f"{usual} (the default) without opponents and past_selves"
-        require(pool.size or getattr(policy, field) == usual, f"{path}.{field}", getattr(policy, field), words)
+        require(
+            pool.size or getattr(policy, field) == usual,
+            f"{path}.{field}",
+            getattr(policy, field),
+            words,
+        )
     for who in pool.rules:
-        require_known(f"script in {path}.opponents (a run is a path that contains '/'):", who, [RANDOM, *env.scripts])
+        require_known(
+            f"script in {path}.opponents (a run is a path that contains '/'):",
+            who,
+            [RANDOM, *env.scripts],
+        )
         group = None if who == RANDOM else env.scripts[who][0]
         others = [part.group for part in assignment.segments if group not in (None, part.group)]
         words = f"a script that also acts for {', '.join(others)}: this one acts for {group} only"
@@ -116,15 +167,30 @@ def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignm
 
 
 def _validate_shares(path: str, policy: PolicyConfig) -> None:
-    past = {f"{path}.past_selves_fraction": policy.past_selves_fraction} if policy.past_selves else {}
-    shares = {**past, **{f"{path}.opponents.{who}": share for who, share in policy.opponents.items()}}
+    past = (
+        {f"{path}.past_selves_fraction": policy.past_selves_fraction} if policy.past_selves else {}
+    )
+    shares = {
+        **past,
+        **{f"{path}.opponents.{who}": share for who, share in policy.opponents.items()},
+    }
     for field, share in shares.items():
         require_schedule(field, share)
     points = {name: dict(points_of(share)) for name, share in shares.items()}
     for step in sorted({step for share in points.values() for step in share}):
-        at = {name: float(np.interp(step, list(share), list(share.values()))) for name, share in points.items()}
-        words = f"at most 1 in total ({', '.join(f'{name} {value:g}' for name, value in at.items())})"
-        require(sum(at.values()) <= 1 + 1e-6, f"sum of opponent shares at env step {step:g}", sum(at.values()), words)
+        at = {
+            name: float(np.interp(step, list(share), list(share.values())))
+            for name, share in points.items()
+        }
+        words = (
+            f"at most 1 in total ({', '.join(f'{name} {value:g}' for name, value in at.items())})"
+        )
+        require(
+            sum(at.values()) <= 1 + 1e-6,
+            f"sum of opponent shares at env step {step:g}",
+            sum(at.values()),
+            words,
+        )
 
 
 def _validate_mask(name: str, assignment: Assignment) -> None:
@@ -138,4 +204,6 @@ def _validate_mask(name: str, assignment: Assignment) -> None:
 
 
 def _has_mask(space: Any) -> bool:
-    return isinstance(space, Dict) and (MASK in space.spaces or any(map(_has_mask, space.spaces.values())))
+    return isinstance(space, Dict) and (
+        MASK in space.spaces or any(map(_has_mask, space.spaces.values()))
+    )

@@ -21,7 +21,9 @@ from wdjax.train.state.state import PolicyState, TrainState
 def parse_checkpoint(text: str) -> tuple[str, str]:
     """Returns ("runs/a@best", "runner") of "runs/a@best:runner"; the second is "" where no policy is named."""
     run, colon, policy = text.rpartition(":")
-    if not colon or "/" in policy or "\\" in policy or f"{run}:" == REFERENCE:  # the colon of C:\runs
+    if (
+        not colon or "/" in policy or "\\" in policy or f"{run}:" == REFERENCE
+    ):  # the colon of C:\runs
         return text, ""
     return run, policy
 
@@ -75,9 +77,13 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         theirs = state.policies[wanted or name]
         require_same_policy(field, policy, other.policies[wanted or name])
         own = jax.eval_shape(lambda policy=policy: init_policy(policy, jax.random.key(0))).params
-        if jax.tree.map(jnp.shape, theirs.params) != jax.tree.map(jnp.shape, own):  # a class of one's own has changed
+        if jax.tree.map(jnp.shape, theirs.params) != jax.tree.map(
+            jnp.shape, own
+        ):  # a class of one's own has changed
             raise ValueError(f"{field}: its parameter shapes differ from those in policies.{name}")
-        kept = PolicyState(theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps)
+        kept = PolicyState(
+            theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps
+        )
         loaded[key] = jax.device_get(kept)
     return loaded
 
@@ -86,10 +92,17 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     """Raises ValueError, naming what differs, where parameters of one policy mean nothing to another."""
     path = f"policies.{policy.name}"
     same = type(policy.algorithm).make_network is type(theirs.algorithm).make_network
-    require(same, f"{path}.algorithm", policy.config.algorithm, f"{theirs.config.algorithm!r}, as in {field}")
+    require(
+        same,
+        f"{path}.algorithm",
+        policy.config.algorithm,
+        f"{theirs.config.algorithm!r}, as in {field}",
+    )
     own, other = (read_part(p.config) for p in (policy, theirs))
     for name, value in own.items():
-        require(value == other.get(name), f"{path}.{name}", value, f"{other.get(name)!r}, as in {field}")
+        require(
+            value == other.get(name), f"{path}.{name}", value, f"{other.get(name)!r}, as in {field}"
+        )
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
     require(mine == his, f"{path}.agents: agent types", mine, f"{his} in this order, as in {field}")
     for kind in ("observation_space", "action_space"):
@@ -103,5 +116,7 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
 def _form(space: Space) -> Any:
     """Returns a space without its bounds: in another version of a game they may be others."""
     if isinstance(space, Dict):
-        return [(name, _form(part)) for name, part in space.spaces.items()]  # in their order, which is the network's
+        return [
+            (name, _form(part)) for name, part in space.spaces.items()
+        ]  # in their order, which is the network's
     return (space.shape, jnp.dtype(space.dtype)) if isinstance(space, Box) else space

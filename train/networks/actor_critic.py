@@ -25,7 +25,12 @@ class MLP(nnx.Module):
     """Linear layers, each with an activation after it."""
 
     def __init__(
-        self, in_features: int, config: NetworkConfig, hidden_sizes: tuple[int, ...] | None = None, *, rngs: nnx.Rngs
+        self,
+        in_features: int,
+        config: NetworkConfig,
+        hidden_sizes: tuple[int, ...] | None = None,
+        *,
+        rngs: nnx.Rngs,
     ):
         """Args: hidden_sizes: None for those of `config`."""
         sizes = (in_features, *(config.hidden_sizes if hidden_sizes is None else hidden_sizes))
@@ -33,7 +38,9 @@ class MLP(nnx.Module):
         self.depth = len(sizes) - 1
         self.num_features = sizes[-1]
         for i in range(self.depth):
-            layer = _linear(sizes[i], sizes[i + 1], config, math.sqrt(2), rngs, jnp.dtype(config.compute_dtype))
+            layer = _linear(
+                sizes[i], sizes[i + 1], config, math.sqrt(2), rngs, jnp.dtype(config.compute_dtype)
+            )
             setattr(self, f"layer_{i}", layer)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -53,7 +60,9 @@ class Trunk(nnx.Module):
         self.cell = nnx.GRUCell(self.mlp.num_features, size, **inits, rngs=rngs) if size else None
         self.num_features = size or self.mlp.num_features
 
-    def __call__(self, obs: Any, carry: jax.Array | None = None) -> tuple[jax.Array, jax.Array | None]:
+    def __call__(
+        self, obs: Any, carry: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
         """One step: obs [..., *part], carry [..., recurrent_size] -> (features [..., num_features], carry)."""
         features = self.mlp(self.encoder(obs))
         if self.cell is None:
@@ -61,7 +70,9 @@ class Trunk(nnx.Module):
         carry, features = self.cell(carry, features)
         return features, carry
 
-    def unroll(self, obs: Any, carry: jax.Array, restart: jax.Array, start: jax.Array | None = None) -> jax.Array:
+    def unroll(
+        self, obs: Any, carry: jax.Array, restart: jax.Array, start: jax.Array | None = None
+    ) -> jax.Array:
         """T steps in a row: obs [T, M, ...], carry [M, recurrent_size], restart [T, M] bool -> [T, M, num_features].
 
         Where `restart`, another episode begins with the step, from the carry `start` [M, recurrent_size]; None: zeros.
@@ -86,9 +97,18 @@ class ActorCritic(nnx.Module):
         rngs: flax's random streams.
     """
 
-    def __init__(self, observation_space: Space, distribution: Distribution, config: NetworkConfig, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        observation_space: Space,
+        distribution: Distribution,
+        config: NetworkConfig,
+        *,
+        rngs: nnx.Rngs,
+    ):
         self.trunk = Trunk(observation_space, config, rngs=rngs)
-        self.value_trunk = None if config.shared_trunk else Trunk(observation_space, config, rngs=rngs)
+        self.value_trunk = (
+            None if config.shared_trunk else Trunk(observation_space, config, rngs=rngs)
+        )
         size, sizes = self.trunk.num_features, config.head_hidden_sizes
         self.policy_mlp = MLP(size, config, sizes, rngs=rngs) if sizes else None
         self.value_mlp = MLP(size, config, sizes, rngs=rngs) if sizes else None
@@ -96,7 +116,11 @@ class ActorCritic(nnx.Module):
         # A small policy head: every action is about equally likely at the start (Andrychowicz et al., 2021, 3.2).
         self.policy_head = _linear(size, distribution.num_outputs, config, 0.01, rngs)
         self.value_head = _linear(size, 1, config, 1.0, rngs)
-        self.free = nnx.Param(jnp.zeros(distribution.num_free, jnp.float32)) if distribution.num_free else None
+        self.free = (
+            nnx.Param(jnp.zeros(distribution.num_free, jnp.float32))
+            if distribution.num_free
+            else None
+        )
 
     def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """One step: obs, leaves [..., *part] -> (outputs [..., num_outputs + num_free], value [...], carry).
@@ -107,11 +131,19 @@ class ActorCritic(nnx.Module):
             carry = (None, None)
         features, trunk_carry = self.trunk(obs, carry[0])
         if self.value_trunk is None:
-            return *self._heads(features, features), None if trunk_carry is None else (trunk_carry, carry[1])
+            return *self._heads(features, features), None if trunk_carry is None else (
+                trunk_carry,
+                carry[1],
+            )
         value_features, value_carry = self.value_trunk(obs, carry[1])
-        return *self._heads(features, value_features), None if trunk_carry is None else (trunk_carry, value_carry)
+        return *self._heads(features, value_features), None if trunk_carry is None else (
+            trunk_carry,
+            value_carry,
+        )
 
-    def unroll(self, obs: Any, carry: Any, restart: jax.Array, start: Any = None) -> tuple[jax.Array, jax.Array]:
+    def unroll(
+        self, obs: Any, carry: Any, restart: jax.Array, start: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
         """T steps in a row, see Trunk.unroll. Returns (outputs [T, M, ...], value [T, M])."""
         start = (None, None) if start is None else start
         features = self.trunk.unroll(obs, carry[0], restart, start[0])
@@ -138,10 +170,17 @@ def empty_carry(config: NetworkConfig, shape: tuple[int, ...]) -> Any:
 
 
 def _linear(
-    in_features: int, out_features: int, config: NetworkConfig, gain: float, rngs: nnx.Rngs, dtype: Any = None
+    in_features: int,
+    out_features: int,
+    config: NetworkConfig,
+    gain: float,
+    rngs: nnx.Rngs,
+    dtype: Any = None,
 ) -> nnx.Linear:
     init = _initializer(config, gain)
-    return nnx.Linear(in_features, out_features, kernel_init=init, dtype=dtype, dot_general=product, rngs=rngs)
+    return nnx.Linear(
+        in_features, out_features, kernel_init=init, dtype=dtype, dot_general=product, rngs=rngs
+    )
 
 
 def _initializer(config: NetworkConfig, gain: float) -> Any:

@@ -34,7 +34,9 @@ class Categorical:
 
     def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
         """Draws actions: [...] int32, or [..., components]."""
-        return self.choose(jax.random.uniform(key, (*outputs.shape[:-1], len(self.sizes)), jnp.float32), outputs)
+        return self.choose(
+            jax.random.uniform(key, (*outputs.shape[:-1], len(self.sizes)), jnp.float32), outputs
+        )
 
     def choose(self, uniform: jax.Array, outputs: jax.Array) -> jax.Array:
         """Returns the actions that numbers in [0, 1) stand for: the first a with sum_{b <= a} p_b > uniform.
@@ -68,7 +70,11 @@ class Categorical:
     def describe(self, outputs: jax.Array) -> dict[str, jax.Array]:
         """Returns {"probs": [..., num_outputs]}: of every choice, those of all components in a row."""
         log = jax.nn.log_softmax(self._logits(outputs))
-        return {"probs": jnp.concatenate([jnp.exp(log[..., i, :size]) for i, size in enumerate(self.sizes)], axis=-1)}
+        return {
+            "probs": jnp.concatenate(
+                [jnp.exp(log[..., i, :size]) for i, size in enumerate(self.sizes)], axis=-1
+            )
+        }
 
     def to_space(self, action: jax.Array) -> jax.Array:
         """Returns what the environment gets for what was drawn: the same."""
@@ -94,9 +100,14 @@ class Categorical:
         # neighbours of one size together: a hundred components alone take seconds to compile
         runs = [(len(list(run)), size) for size, run in itertools.groupby(self.sizes)]
         parts = jnp.split(outputs, np.cumsum([count * size for count, size in runs])[:-1], axis=-1)
-        parts = [part.reshape(*outputs.shape[:-1], *run) for part, run in zip(parts, runs, strict=True)]
+        parts = [
+            part.reshape(*outputs.shape[:-1], *run) for part, run in zip(parts, runs, strict=True)
+        ]
         margins = [(0, 0)] * outputs.ndim
-        padded = [jnp.pad(part, [*margins, (0, widest - part.shape[-1])], constant_values=-1e30) for part in parts]
+        padded = [
+            jnp.pad(part, [*margins, (0, widest - part.shape[-1])], constant_values=-1e30)
+            for part in parts
+        ]
         return jnp.concatenate(padded, axis=-2)
 
     def _pack(self, components: jax.Array) -> jax.Array:
@@ -125,7 +136,9 @@ class Gaussian:
     def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
         """Draws actions, [..., *shape] float32."""
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        return self._shaped(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, jnp.float32))
+        return self._shaped(
+            mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, jnp.float32)
+        )
 
     def mode(self, outputs: jax.Array) -> jax.Array:
         """Returns the mean."""
@@ -180,7 +193,9 @@ class SquashedGaussian(Gaussian):
     def log_prob(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
         """Returns the log density of `to_space` of what was drawn, [...] float32."""
         flat = action.reshape((*outputs.shape[:-1], self.size))
-        return super().log_prob(outputs, action) - jnp.sum(log_slope(flat), axis=-1) - self._log_volume
+        return (
+            super().log_prob(outputs, action) - jnp.sum(log_slope(flat), axis=-1) - self._log_volume
+        )
 
     def entropy(self, outputs: jax.Array) -> jax.Array:
         """Returns the differential entropy in nats, [...] float32."""
@@ -189,7 +204,9 @@ class SquashedGaussian(Gaussian):
         nodes = nodes.astype(np.float32).reshape((1,) * mean.ndim + (-1,))
         free = mean[..., None] + jnp.exp(log_std)[..., None] * nodes
         weights = (weights / weights.sum()).astype(np.float32).reshape(nodes.shape)
-        expected = jnp.sum(log_slope(free) * weights, axis=-1)  # no matrix product: accelerators would round its inputs
+        expected = jnp.sum(
+            log_slope(free) * weights, axis=-1
+        )  # no matrix product: accelerators would round its inputs
         return super().entropy(outputs) + jnp.sum(expected, axis=-1) + self._log_volume
 
     @property
@@ -207,8 +224,12 @@ def cumulate(values: jax.Array) -> jax.Array:
     """Returns running sums of numbers that are not negative along the last axis, which rise only where a number is
     not 0; of few numbers in one fused reduction."""
     size = values.shape[-1]
-    if size > 64:  # XLA adds up in parts, so that rounding lets sums fall, or rise where nothing is added
-        return jax.lax.cummax(jnp.where(values == 0.0, 0.0, jnp.cumsum(values, axis=-1)), values.ndim - 1)
+    if (
+        size > 64
+    ):  # XLA adds up in parts, so that rounding lets sums fall, or rise where nothing is added
+        return jax.lax.cummax(
+            jnp.where(values == 0.0, 0.0, jnp.cumsum(values, axis=-1)), values.ndim - 1
+        )
     before = np.tri(size, dtype=bool)  # [i, j]: j <= i
     return jnp.sum(jnp.where(before, values[..., None, :], 0.0), axis=-1)
 
@@ -228,7 +249,9 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
         ValueError: for a squashed one in a Box that is not bounded, or in another space.
     """
     if in_a_box != "gaussian" and not isinstance(space, Box):
-        raise ValueError(f"action_distribution = {in_a_box!r}: must be gaussian (the default), as {space} is not a Box")
+        raise ValueError(
+            f"action_distribution = {in_a_box!r}: must be gaussian (the default), as {space} is not a Box"
+        )
     match space:
         case Discrete():
             return Categorical((space.n,), scalar=True)
@@ -237,10 +260,14 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
         case Box() if in_a_box == "gaussian":
             return Gaussian(math.prod(space.shape), space.shape)
         case Box():
-            low, high = (np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high))
+            low, high = (
+                np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high)
+            )
             if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
                 raise ValueError(
                     f"action_distribution = 'squashed_gaussian': requires finite bounds with low < high, not {space}"
                 )
-            return SquashedGaussian(math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist()))
+            return SquashedGaussian(
+                math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist())
+            )
     raise TypeError(f"action space {space}: must be Discrete, MultiDiscrete or Box")

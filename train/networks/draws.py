@@ -30,10 +30,14 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
 
 def draws_by_uniform(distribution: Distribution) -> bool:
     """Return whether `choose` returns the actions of `sample` from uniform numbers."""
-    return isinstance(distribution, Categorical) and not overridden(distribution, Categorical, ["sample"])
+    return isinstance(distribution, Categorical) and not overridden(
+        distribution, Categorical, ["sample"]
+    )
 
 
-def draw_uniform(distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int) -> jax.Array:
+def draw_uniform(
+    distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int
+) -> jax.Array:
     """Draw the numbers in [0, 1) for `sample_blocks`, [N, n, components], from [B] keys."""
     draw = functools.partial(jax.random.uniform, dtype=jnp.float32)
     return draw_blocks(draw, keys, (num_envs, num_agents, len(distribution.sizes)))

@@ -96,7 +96,14 @@ class Fourier(nnx.Module):
 
     def __call__(self, obs: Any) -> jax.Array:
         row = encode(self.space, obs)
-        angle = 2 * math.pi * (row[..., None] * jnp.arange(1.0, self.frequencies + 1).reshape((1,) * row.ndim + (-1,)))
+        angle = (
+            2
+            * math.pi
+            * (
+                row[..., None]
+                * jnp.arange(1.0, self.frequencies + 1).reshape((1,) * row.ndim + (-1,))
+            )
+        )
         waves = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
         return jnp.concatenate([row, waves.reshape(*row.shape[:-1], -1)], axis=-1)
 
@@ -134,7 +141,9 @@ class DeepSets(nnx.Module):
 
     def __call__(self, obs: Any) -> jax.Array:
         others, present, own = self.parts(obs)
-        return jnp.concatenate([POOLS[self.pool](self.phi(others), present[..., None]), own], axis=-1)
+        return jnp.concatenate(
+            [POOLS[self.pool](self.phi(others), present[..., None]), own], axis=-1
+        )
 
 
 class Attention(nnx.Module):
@@ -173,12 +182,18 @@ class Attention(nnx.Module):
     def __call__(self, obs: Any) -> jax.Array:
         others, present, own = self.parts(obs)
         features = self.phi(others)
-        query, key, value = (  # [..., heads, width / heads], the last two with [..., k] before the heads
+        (
+            query,
+            key,
+            value,
+        ) = (  # [..., heads, width / heads], the last two with [..., k] before the heads
             rows.reshape(*rows.shape[:-1], self.num_heads, -1)
             for rows in (self.query(own), self.key(features), self.value(features))
         )
         score = jnp.einsum("...hd,...khd->...kh", query, key) / math.sqrt(query.shape[-1])
-        weight = jnp.where(present[..., None], jax.nn.softmax(score, axis=-2, where=present[..., None]), 0.0)
+        weight = jnp.where(
+            present[..., None], jax.nn.softmax(score, axis=-2, where=present[..., None]), 0.0
+        )
         pooled = jnp.einsum("...kh,...khd->...hd", weight, value)
         return jnp.concatenate([pooled.reshape(*own.shape[:-1], -1), own], axis=-1)
 
@@ -193,7 +208,9 @@ class SetLayers(nnx.Module):
         self.depth = depth
         for i in range(depth):
             init = orthogonal(math.sqrt(2))
-            setattr(self, f"layer_{i}", nnx.Linear(sizes[i], sizes[i + 1], kernel_init=init, rngs=rngs))
+            setattr(
+                self, f"layer_{i}", nnx.Linear(sizes[i], sizes[i + 1], kernel_init=init, rngs=rngs)
+            )
 
     def __call__(self, rows: jax.Array) -> jax.Array:
         for i in range(self.depth):
@@ -222,8 +239,12 @@ class SetParts:
 
 # Of the rows [..., k, width] that are present, [..., k, 1] bool: [..., width].
 POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "max": lambda rows, present: jnp.max(rows, -2, where=present, initial=0.0),  # after a relu nothing is below 0
-    "mean": lambda rows, present: jnp.sum(rows, -2, where=present) / jnp.maximum(jnp.sum(present, -2), 1),
+    "max": lambda rows, present: jnp.max(
+        rows, -2, where=present, initial=0.0
+    ),  # after a relu nothing is below 0
+    "mean": lambda rows, present: (
+        jnp.sum(rows, -2, where=present) / jnp.maximum(jnp.sum(present, -2), 1)
+    ),
     "sum": lambda rows, present: jnp.sum(rows, -2, where=present),
 }
 
@@ -281,7 +302,9 @@ def make_encoder(observation_space: Space, config: NetworkConfig, rngs: nnx.Rngs
 
 def check_options(path: str, config: NetworkConfig) -> None:
     """Raises ValueError for an unknown encoder or an option that it does not take; `path` is that of the network."""
-    parameters = inspect.signature(encoder_class(config.encoder, f"{path}.encoder").__init__).parameters
+    parameters = inspect.signature(
+        encoder_class(config.encoder, f"{path}.encoder").__init__
+    ).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     known = set(list(parameters)[2:]) - {"rngs"}  # after self and the space
@@ -312,7 +335,9 @@ def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
     return None if split is None or named or split.default not in (split.empty, None) else split
 
 
-def check_encoder(path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None) -> None:
+def check_encoder(
+    path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None
+) -> None:
     """Raises TypeError, naming the field, where an encoder does not keep to its contract (`Encoder`).
 
     Only shapes are computed. `path` is that of the network: "policies.runner.network"; `layout` the game's.
@@ -321,24 +346,37 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space, la
 
     def build() -> Any:
         try:
-            encoder = make_encoder(observation_space, with_layout(config, layout), nnx.Rngs(jax.random.key(0)))
+            encoder = make_encoder(
+                observation_space, with_layout(config, layout), nnx.Rngs(jax.random.key(0))
+            )
         except Exception as error:  # of any kind: it is the user's code
-            raise TypeError(f"{what} with encoder_options {config.encoder_options}: {error}") from error
+            raise TypeError(
+                f"{what} with encoder_options {config.encoder_options}: {error}"
+            ) from error
         _require_params(what, encoder)
         return encoder
 
     encoder = nnx.eval_shape(build)
     width = getattr(encoder, "num_features", None)
     if isinstance(width, bool) or not isinstance(width, int):
-        raise TypeError(f"{what}: must set num_features, the width of its output, to a whole number, not {width!r}")
+        raise TypeError(
+            f"{what}: must set num_features, the width of its output, to a whole number, not {width!r}"
+        )
     graphdef, state = nnx.split(encoder)
     for leading in ((4,), (2, 3)):
-        with_axes = lambda leaf, axes=leading: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)  # noqa: E731
+
+        def with_axes(leaf: Any, axes: tuple[int, ...] = leading) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
+
         obs = jax.tree.map(with_axes, sample_shapes(observation_space))
         try:
-            features = jax.eval_shape(lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs)
+            features = jax.eval_shape(
+                lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs
+            )
         except Exception as error:
-            raise TypeError(f"{what}: must accept any leading axes, but fails for {leading}: {error}") from error
+            raise TypeError(
+                f"{what}: must accept any leading axes, but fails for {leading}: {error}"
+            ) from error
         returned = getattr(features, "shape", type(features).__name__)
         if returned != (*leading, width):
             raise TypeError(
@@ -349,8 +387,14 @@ def check_encoder(path: str, config: NetworkConfig, observation_space: Space, la
 
 def _require_params(what: str, encoder: nnx.Module) -> None:
     kept = {place: type(variable) for place, variable in nnx.to_flat_state(nnx.state(encoder))}
-    for place, module in nnx.iter_modules(encoder):  # a bare array is no part of the state where jax traces
-        bare = [name for name, value in vars(module).items() if isinstance(value, (jax.Array, np.ndarray))]
+    for place, module in nnx.iter_modules(
+        encoder
+    ):  # a bare array is no part of the state where jax traces
+        bare = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, (jax.Array, np.ndarray))
+        ]
         kept |= {(*place, name): jax.Array for name in bare}
     for place, kind in kept.items():
         if not issubclass(kind, nnx.Param):
@@ -380,11 +424,15 @@ def encode(space: Space, obs: Any) -> jax.Array:
         case Discrete():
             return jax.nn.one_hot(obs, space.n)
         case MultiDiscrete():
-            return jnp.concatenate([jax.nn.one_hot(obs[..., i], n) for i, n in enumerate(space.nvec)], axis=-1)
+            return jnp.concatenate(
+                [jax.nn.one_hot(obs[..., i], n) for i, n in enumerate(space.nvec)], axis=-1
+            )
         case Dict():
             parts = [encode(part, obs[name]) for name, part in space.spaces.items() if name != MASK]
             return jnp.concatenate(parts, axis=-1)
-    raise TypeError(f"observation space {space}: must be Box, Discrete, MultiDiscrete or a Dict of these")
+    raise TypeError(
+        f"observation space {space}: must be Box, Discrete, MultiDiscrete or a Dict of these"
+    )
 
 
 def encoded_size(space: Space) -> int:

@@ -13,7 +13,9 @@ FEW_PRODUCTS = 2**24
 """up to so many multiplications the inputs are transposed: layers and their gradients are 0.9 to 3 times as fast"""
 
 
-def product(inputs: jax.Array, kernel: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
+def product(
+    inputs: jax.Array, kernel: jax.Array, dimension_numbers: Any, **options: Any
+) -> jax.Array:
     """Returns inputs [..., in] times kernel [in, out], [..., out]: the `dot_general` of an nnx.Linear.
 
     The gradient in the kernel is a sum over rows, inputs^T d. XLA hands a product of that form to Eigen on a CPU, which
@@ -31,7 +33,9 @@ def product(inputs: jax.Array, kernel: jax.Array, dimension_numbers: Any, **opti
         return jax.lax.dot_general(inputs, kernel, dimension_numbers, **options)
 
     def contract(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
-        return jax.lax.dot_general(left, right, (((left_axis,), (right_axis,)), ((), ())), **options)
+        return jax.lax.dot_general(
+            left, right, (((left_axis,), (right_axis,)), ((), ())), **options
+        )
 
     if is_head:
         return contract(inputs, jax.lax.optimization_barrier(kernel.T), inputs.ndim - 1, 1)

@@ -1,7 +1,7 @@
 """What a run is made of: policies, their state, hyperparameters, rollouts; and what an algorithm provides."""
 
-from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.context import Context
+from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup, Team
 from wdjax.train.state.rows import Evaluation, Rollout, Rows
 from wdjax.train.state.state import Memory, PolicyState, TrainState

@@ -36,7 +36,9 @@ class Actor:
     def identity(self) -> tuple:
         """All that shapes its program, of its algorithm's own options what is static."""
         policy, layout = self.policy, self.policy.assignment.layout
-        layout = getattr(layout, "__func__", layout)  # whichever environment of its class the game's layout is bound to
+        layout = getattr(
+            layout, "__func__", layout
+        )  # whichever environment of its class the game's layout is bound to
         network = (policy.encoder, layout, read_part(policy.config))
         algorithm = (type(policy.algorithm), static_part(policy.config.options))
         return self.kind, self.script, self.env, policy.assignment, network, algorithm
@@ -48,7 +50,14 @@ class Actor:
         return hash((self.kind, self.script, self.policy.assignment))
 
     def choose(
-        self, env: Env, learned: Any, carry: Any, obs: Any, keys: jax.Array, situation: tuple, greedy: bool
+        self,
+        env: Env,
+        learned: Any,
+        carry: Any,
+        obs: Any,
+        keys: jax.Array,
+        situation: tuple,
+        greedy: bool,
     ) -> tuple[jax.Array, Any]:
         """Returns (actions of the role's agents [N, n, ...], inside their space, carry).
 
@@ -60,7 +69,9 @@ class Actor:
         """
         space = self.policy.assignment.action_space
         if self.kind == "learned":
-            action, carry = self.policy.algorithm.play(self.policy, learned, carry, obs, keys[:1], greedy)
+            action, carry = self.policy.algorithm.play(
+                self.policy, learned, carry, obs, keys[:1], greedy
+            )
             action = self.policy.distribution.to_space(action)
         elif self.kind == "random":
             action = self.policy.sample_uniform(keys[1], obs)
@@ -80,7 +91,9 @@ class Actor:
         return action.astype(space.dtype), carry
 
 
-def run_script(env: Env, script: Script, assignment: Assignment, situation: tuple, key: jax.Array) -> jax.Array:
+def run_script(
+    env: Env, script: Script, assignment: Assignment, situation: tuple, key: jax.Array
+) -> jax.Array:
     """Returns a script's actions for the agents of a role, in all replicas, [N, n, ...]."""
     states, params = situation
     num_envs = jax.tree.leaves(states)[0].shape[0]
@@ -90,18 +103,26 @@ def run_script(env: Env, script: Script, assignment: Assignment, situation: tupl
         actions = actions[:, None]
     group = assignment.segments[0].group  # of all: a role lies in one
     expected = (num_envs, group_sizes(env)[group], *assignment.action_space.shape)
-    require_actions("a script", actions, assignment, expected, 1 if env.groups else 2)  # a single agent's has no axis
+    require_actions(
+        "a script", actions, assignment, expected, 1 if env.groups else 2
+    )  # a single agent's has no axis
     return gather(assignment, {group: actions})
 
 
-def require_actions(who: str, actions: Any, assignment: Assignment, expected: tuple[int, ...], axes: int) -> None:
+def require_actions(
+    who: str, actions: Any, assignment: Assignment, expected: tuple[int, ...], axes: int
+) -> None:
     """Raises TypeError or ValueError where actions from outside have another type or shape than the space's; the first
     `axes` of the shapes are left out of the sentence."""
     if not isinstance(actions, jax.Array):
-        raise TypeError(f"{who} returned a {type(actions).__name__}: must be an array with the actions of one group")
+        raise TypeError(
+            f"{who} returned a {type(actions).__name__}: must be an array with the actions of one group"
+        )
     group, dtype = assignment.segments[0].group, np.dtype(assignment.action_space.dtype)
     if actions.shape != expected:
         words = f"actions of {group} from {who} have shape"
         raise ValueError(f"{words} {actions.shape[axes:]}: must be {expected[axes:]}")
     if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
-        raise TypeError(f"actions of {group} from {who} have dtype {actions.dtype}: must be {dtype}")
+        raise TypeError(
+            f"actions of {group} from {who} have dtype {actions.dtype}: must be {dtype}"
+        )

@@ -44,7 +44,9 @@ class Assignment:
     segments: tuple[Segment, ...]  # runs of agents of one group, in order
     observation_space: Space  # of one agent, with its type if the configuration shows it
     action_space: Space  # of one agent
-    types: tuple[Segment, ...] = ()  # the agents of each type, in order, where an observation tells an agent's
+    types: tuple[
+        Segment, ...
+    ] = ()  # the agents of each type, in order, where an observation tells an agent's
     # the game's word on who is whom in its observation (Env.split_observation), None where it has none
     layout: Callable | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -77,7 +79,9 @@ def group_sizes(env: Env) -> dict[str, int]:
     return dict(env.groups) or {SINGLE_AGENT: 1}
 
 
-def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -> dict[str, Assignment]:
+def assign_agents(
+    env: Env, params: Any, policies: Mapping[str, PolicyConfig]
+) -> dict[str, Assignment]:
     """Gives every agent to exactly one policy.
 
     Raises:
@@ -86,7 +90,10 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
             only one.
     """
     sizes = group_sizes(env)
-    segments = {name: parse_selectors(name, config.agents or (name,), sizes) for name, config in policies.items()}
+    segments = {
+        name: parse_selectors(name, config.agents or (name,), sizes)
+        for name, config in policies.items()
+    }
     _require_partition(segments, sizes)
     observation, action = env.observation_space(params), env.action_space(params)
     if not env.groups:
@@ -100,7 +107,11 @@ def assign_agents(env: Env, params: Any, policies: Mapping[str, PolicyConfig]) -
                     f"policies.{name}.agents: groups {parts[0].group!r} and {part.group!r} have different spaces "
                     f"({spaces[0]} and {pair}). Give each group its own policy."
                 )
-        space, shows, selectors = spaces[0][0], policies[name].agent_type_feature, policies[name].agents or (name,)
+        space, shows, selectors = (
+            spaces[0][0],
+            policies[name].agent_type_feature,
+            policies[name].agents or (name,),
+        )
         types = tuple(types_of(selectors, parts)) if shows else ()
         if types:  # an action mask stays at the top
             single = f"false if `agents` is the single selector {parts[0].group!r}, which has only one type"
@@ -117,13 +128,19 @@ def building_config(config: PolicyConfig, assignment: Assignment) -> PolicyConfi
     return dataclasses.replace(config, network=with_layout(config.network, assignment.layout))
 
 
-def parse_selectors(policy: str, selectors: tuple[str, ...], sizes: Mapping[str, int]) -> list[Segment]:
+def parse_selectors(
+    policy: str, selectors: tuple[str, ...], sizes: Mapping[str, int]
+) -> list[Segment]:
     """Returns the segments that the selectors of a policy name; raises ValueError for a wrong one."""
     segments = []
     for selector in selectors:
         match = _SELECTOR.fullmatch(selector)
-        words = "a group, a slice such as 'runner[0:50]', an index, or 'runner[*]' for a type per agent"
-        known = selector in sizes or (match and (match[1] in sizes or re.fullmatch(r"\w+", match[1])))
+        words = (
+            "a group, a slice such as 'runner[0:50]', an index, or 'runner[*]' for a type per agent"
+        )
+        known = selector in sizes or (
+            match and (match[1] in sizes or re.fullmatch(r"\w+", match[1]))
+        )
         require(known, f"policies.{policy}.agents", selector, words)
         group, index, first, last = (selector, *[None] * 3) if selector in sizes else match.groups()
         require_known(f"group in policies.{policy}.agents", group, sizes)
@@ -139,7 +156,11 @@ def types_of(selectors: tuple[str, ...], segments: list[Segment]) -> list[Segmen
     """Return the agents of each type: those of one selector, and every agent of "group[*]" by itself."""
     types = []
     for selector, part in zip(selectors, segments, strict=True):
-        types += [Segment(group, i, i + 1) for group, i in part.agents] if selector == f"{part.group}[*]" else [part]
+        types += (
+            [Segment(group, i, i + 1) for group, i in part.agents]
+            if selector == f"{part.group}[*]"
+            else [part]
+        )
     return types
 
 
@@ -151,14 +172,23 @@ def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str
                 already = f"{group}[{i}] already belongs to policy {owner[group, i]!r}"
                 raise ValueError(f"policies.{name}.agents: {already}")
             owner[group, i] = name
-    free = [f"{group}[{i}]" for group, size in sizes.items() for i in range(size) if (group, i) not in owner]
+    free = [
+        f"{group}[{i}]"
+        for group, size in sizes.items()
+        for i in range(size)
+        if (group, i) not in owner
+    ]
     if free:
-        raise ValueError(f"policies: no policy controls {', '.join(free[:3])}{' ...' if len(free) > 3 else ''}")
+        raise ValueError(
+            f"policies: no policy controls {', '.join(free[:3])}{' ...' if len(free) > 3 else ''}"
+        )
 
 
 def to_groups(env: Env, values: Any) -> dict[str, Any]:
     """Returns values of a batch of replicas by group: bare arrays [N, ...] become {"agent": [N, 1, ...]}."""
-    return values if env.groups else {SINGLE_AGENT: jax.tree.map(lambda leaf: leaf[:, None], values)}
+    return (
+        values if env.groups else {SINGLE_AGENT: jax.tree.map(lambda leaf: leaf[:, None], values)}
+    )
 
 
 def from_groups(env: Env, values: dict[str, Any]) -> Any:
@@ -172,7 +202,10 @@ def gather(assignment: Assignment, values: Mapping[str, Any]) -> Any:
         jax.tree.map(lambda leaf, part=part: leaf[:, part.start : part.stop], values[part.group])
         for part in assignment.segments
     ]
-    join = lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves, axis=1)  # noqa: E731
+
+    def join(*leaves: Any) -> Any:
+        return (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves, axis=1)
+
     return parts[0] if len(parts) == 1 else jax.tree.map(join, *parts)
 
 
@@ -187,18 +220,25 @@ def gather_observation(assignment: Assignment, obs: Mapping[str, Any]) -> Any:
         return seen
     seen, mask = split_mask(seen)
     num_envs = jax.tree.leaves(seen)[0].shape[0]
-    typed = {"obs": seen, AGENT_TYPE: jnp.broadcast_to(assignment.agent_types, (num_envs, assignment.num_agents))}
+    typed = {
+        "obs": seen,
+        AGENT_TYPE: jnp.broadcast_to(assignment.agent_types, (num_envs, assignment.num_agents)),
+    }
     return typed if mask is None else {**typed, MASK: mask}
 
 
-def scatter(assignments: Mapping[str, Assignment], values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def scatter(
+    assignments: Mapping[str, Assignment], values: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
     """Returns values by group from values by policy: the inverse of `gather` over all policies."""
     pieces: dict[str, list[tuple[int, jax.Array]]] = {}
     for name, assignment in assignments.items():
         offset = 0
         for part in assignment.segments:
             size = part.stop - part.start
-            pieces.setdefault(part.group, []).append((part.start, values[name][:, offset : offset + size]))
+            pieces.setdefault(part.group, []).append(
+                (part.start, values[name][:, offset : offset + size])
+            )
             offset += size
     by_group = {}
     for group, parts in pieces.items():

@@ -78,7 +78,9 @@ class Algorithm(abc.ABC):
         """Return what the policies of a team share, such as a central critic or a mixer; None: nothing."""
         return None
 
-    def init_shared(self, team: Team, states: Mapping[str, PolicyState], params: Any) -> PolicyState | None:
+    def init_shared(
+        self, team: Team, states: Mapping[str, PolicyState], params: Any
+    ) -> PolicyState | None:
         """Return the state of what a team shares: parameters and their optimizer, or one optimizer of all policies.
 
         Args:
@@ -139,7 +141,13 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def play(
-        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
+        self,
+        policy: Policy,
+        state: PolicyState,
+        carry: Any,
+        obs: Any,
+        keys: jax.Array,
+        greedy: bool,
     ) -> tuple[jax.Array, Any]:
         """Choose actions in an evaluation, with the arguments of `act`. Return (action [N, n, ...], carry)."""
 
@@ -206,14 +214,22 @@ class Algorithm(abc.ABC):
         """
         keys = [key] if len(team.policies) == 1 else jax.random.split(key, len(team.policies))
         learned = {
-            name: self.update(policy, states[name], memories[name], hypers[name], rollout, own_key, num_blocks)
+            name: self.update(
+                policy, states[name], memories[name], hypers[name], rollout, own_key, num_blocks
+            )
             for own_key, (name, policy) in zip(keys, team.policies.items(), strict=True)
         }
-        states, memories, metrics = ({name: part[i] for name, part in learned.items()} for i in range(3))
+        states, memories, metrics = (
+            {name: part[i] for name, part in learned.items()} for i in range(3)
+        )
         return states, shared, memories, metrics
 
     def losses(
-        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+        self,
+        policy: Policy,
+        before: PolicyState,
+        after: PolicyState,
+        metrics: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
         """Return (loss, gradient norm) of an update, scalars that are checked for NaN and infinity.
 

@@ -89,29 +89,48 @@ class Engine:
         sums = self.sum_gradient(loss, policy, state, hypers, batch, evaluate)
         sums, count = total((sums, jnp.sum(batch.valid, dtype=jnp.float32)))
         grads, metrics = jax.tree.map(lambda values: values / jnp.maximum(count, 1.0), sums)
-        metrics["loss"], norm = combine(loss, policy.options(hypers), metrics), optax.tree.norm(grads)
+        metrics["loss"], norm = (
+            combine(loss, policy.options(hypers), metrics),
+            optax.tree.norm(grads),
+        )
         is_clipped = (norm > hypers["max_grad_norm"]).astype(jnp.float32)
         return grads, metrics | {"grad_norm": norm, "grad_clip_fraction": is_clipped}
 
     def sum_gradient(
-        self, loss: Callable, policy: Any, state: PolicyState, hypers: Any, batch: Any, evaluate: Callable | None = None
+        self,
+        loss: Callable,
+        policy: Any,
+        state: PolicyState,
+        hypers: Any,
+        batch: Any,
+        evaluate: Callable | None = None,
     ) -> tuple[Any, Metrics]:
         """Return (gradient of the summed loss, sums of its terms) over this device's valid transitions."""
 
         def loss_of(params: Any) -> tuple[jax.Array, Metrics]:
             new = (evaluate or evaluate_actions)(policy, named(state.replace(params=params)), batch)
+
             # `where`, not a product: an invalid transition may hold infinities
-            sums = lambda terms: {n: jnp.sum(jnp.where(batch.valid, rows, 0.0)) for n, rows in terms.items()}  # noqa: E731
+            def sums(terms: dict) -> dict:
+                return {n: jnp.sum(jnp.where(batch.valid, rows, 0.0)) for n, rows in terms.items()}
+
             return loss(new, batch, policy.options(hypers), sums)
 
         return jax.grad(loss_of, has_aux=True)(state.params)
 
-    def apply_if(self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState) -> PolicyState:
+    def apply_if(
+        self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState
+    ) -> PolicyState:
         """Return step(state) if `take`, () bool, else the state."""
         return jax.lax.cond(take, step, lambda state: state, state)
 
     def scan_minibatches(
-        self, step: Callable, state: PolicyState, batch: Any, index: jax.Array, advantage: jax.Array | None
+        self,
+        step: Callable,
+        state: PolicyState,
+        batch: Any,
+        index: jax.Array,
+        advantage: jax.Array | None,
     ) -> tuple[PolicyState, Any]:
         """Scan step(state, stopped, minibatch) -> (state, stopped, output) over minibatches.
 
@@ -126,14 +145,18 @@ class Engine:
 
         def turn(carry: tuple, taken: tuple) -> tuple[tuple, Any]:
             index, advantage = taken
-            minibatch = self.unpack(jax.tree.map(lambda leaf: jnp.take(leaf, index, axis, mode="clip"), rows))
+            minibatch = self.unpack(
+                jax.tree.map(lambda leaf: jnp.take(leaf, index, axis, mode="clip"), rows)
+            )
             minibatch = minibatch.replace(carry=jax.tree.map(lambda leaf: leaf[index], batch.carry))
             if advantage is not None:
                 minibatch = minibatch.replace(advantage=advantage)
             state, stopped, output = step(*carry, minibatch)
             return (state, stopped), self.pack(output)
 
-        (state, _), outputs = jax.lax.scan(turn, (flatten(state), jnp.bool_(False)), (index, advantage))
+        (state, _), outputs = jax.lax.scan(
+            turn, (flatten(state), jnp.bool_(False)), (index, advantage)
+        )
         return named(state), self.unpack(outputs)
 
     def permutation(self, key: jax.Array, size: int) -> jax.Array:
@@ -165,8 +188,13 @@ class Engine:
         env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if ahead.env else keys[:, 0]
         draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
         for name in (name for name in ahead.policies if name not in selves):
-            distribution, agents = setup.policies[name].distribution, setup.policies[name].assignment.num_agents
-            draw = functools.partial(draw_uniform, distribution, num_envs=setup.replicas.num_envs, num_agents=agents)
+            distribution, agents = (
+                setup.policies[name].distribution,
+                setup.policies[name].assignment.num_agents,
+            )
+            draw = functools.partial(
+                draw_uniform, distribution, num_envs=setup.replicas.num_envs, num_agents=agents
+            )
             draws[name] = jax.vmap(draw)(draws[name])
         return env_key, draws
 
@@ -184,7 +212,9 @@ class Engine:
         carry, outcomes = jax.lax.scan(packed, carry, drawn, unroll=unroll)
         return carry, self.unpack(outcomes)
 
-    def rollout(self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
+    def rollout(
+        self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array
+    ) -> tuple[tuple, tuple]:
         """Return `by_scan(given, carry, keys)`, the reference rollout, or the same by other means."""
         return by_scan(given, carry, keys)
 
@@ -213,7 +243,10 @@ def uniform_policies(setup: Any, every: bool = False) -> tuple[str, ...]:
         setup: static part of the run.
         every: include policies with a custom `act`, which gets uniform numbers only in a kernel for whole rollouts.
     """
-    uniform = lambda own: (every or own.algorithm.takes_uniform) and draws_by_uniform(own.distribution)  # noqa: E731
+
+    def uniform(own: Any) -> bool:
+        return (every or own.algorithm.takes_uniform) and draws_by_uniform(own.distribution)
+
     return tuple(name for name, policy in setup.policies.items() if uniform(policy))
 
 
@@ -222,7 +255,9 @@ def evaluate_actions(policy: Any, state: PolicyState, batch: Any) -> Evaluation:
     if batch.carry is None:
         outputs, value, _ = policy.apply(state, batch.obs)
     else:
-        outputs, value = policy.unroll(state, batch.obs, batch.carry[0], batch.restart, batch.carry[1])
+        outputs, value = policy.unroll(
+            state, batch.obs, batch.carry[0], batch.restart, batch.carry[1]
+        )
     log_prob = policy.distribution.log_prob(outputs, batch.action)
     return Evaluation(log_prob, policy.distribution.entropy(outputs), value)
 

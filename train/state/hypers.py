@@ -15,7 +15,15 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_known
-from wdjax.train.config.facts import Fraction, Schedule, is_scheduled, is_traced, leaves, points_of, require_value
+from wdjax.train.config.facts import (
+    Fraction,
+    Schedule,
+    is_scheduled,
+    is_traced,
+    leaves,
+    points_of,
+    require_value,
+)
 from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
 
 OLD_BLOCK = re.compile(r"\.(options|ddpg)\.")  # written before the names of options until 0.2
@@ -46,7 +54,10 @@ class Hypers(dict[str, Any]):
 
     def tree_flatten_with_keys(self) -> tuple[list, tuple]:
         names = sorted(self)
-        return [(jax.tree_util.DictKey(name), self[name]) for name in names], (tuple(names), self.options)
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], (
+            tuple(names),
+            self.options,
+        )
 
     @classmethod
     def tree_unflatten(cls, static: tuple, values: Any) -> "Hypers":
@@ -69,7 +80,9 @@ def run_hypers(config: TrainConfig) -> dict[str, Hypers]:
 
 def hypers_of(config: PolicyConfig | TeamConfig) -> Hypers:
     """Return the traced hyperparameters of a policy or a team whose options have been read (`with_options`)."""
-    values = {name: (fields[-1], value) for name, fields, value in leaves(config) if is_traced(fields[-1])}
+    values = {
+        name: (fields[-1], value) for name, fields, value in leaves(config) if is_traced(fields[-1])
+    }
     if not getattr(config, "past_selves", 0):
         values.pop("past_selves_fraction", None)
     arrays = {
@@ -83,20 +96,28 @@ def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
     """Return a schedule, or a number, as arrays. Raises TypeError for fractions of a run (see `in_env_steps`)."""
     allowed = "in env steps, not in fractions of a run"
     require(not isinstance(schedule, Fraction), "schedule", schedule, allowed, TypeError)
-    return ScheduleArrays(*(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True)))
+    return ScheduleArrays(
+        *(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True))
+    )
 
 
 def with_traced(options: Any, hypers: Hypers) -> Any:
     """Return the options of an algorithm with traced fields as the scalars of `hypers`."""
     if not dataclasses.is_dataclass(options):
         return options
-    traced = {field.name: hypers[field.name] for field in dataclasses.fields(options) if is_traced(field)}
+    traced = {
+        field.name: hypers[field.name] for field in dataclasses.fields(options) if is_traced(field)
+    }
     return dataclasses.replace(options, **traced)
 
 
 def logged_schedules(config: PolicyConfig) -> list[str]:
     """Return the names of the hyperparameters that may be schedules: metrics report them."""
-    return [name for name, (*_, field), _ in leaves(config) if is_scheduled(field) and field.metadata["logged"]]
+    return [
+        name
+        for name, (*_, field), _ in leaves(config)
+        if is_scheduled(field) and field.metadata["logged"]
+    ]
 
 
 def changed_hypers(hypers: Mapping[str, Hypers], changes: Mapping[str, Any]) -> dict[str, Hypers]:
@@ -116,7 +137,13 @@ def require_number(name: str, field: dataclasses.Field, value: Any) -> None:
     if isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
-    require(numbers.dtype.kind in "iuf", name, value, "a number, or one per population member", TypeError)
+    require(
+        numbers.dtype.kind in "iuf",
+        name,
+        value,
+        "a number, or one per population member",
+        TypeError,
+    )
     for number in numbers.ravel().tolist():
         require_value(name, field, number)
 
@@ -124,7 +151,9 @@ def require_number(name: str, field: dataclasses.Field, value: Any) -> None:
 def _like(name: str, old: Any, value: Any) -> Any:
     value = jnp.asarray(value, jnp.float32)
     members = old.values.shape[:-1] if isinstance(old, ScheduleArrays) else old.shape
-    allowed = f"() or {members}, one number per member" if members else "(), as the state is a single run"
+    allowed = (
+        f"() or {members}, one number per member" if members else "(), as the state is a single run"
+    )
     require(value.shape in ((), members), f"shape of {name}", value.shape, allowed)
     if not isinstance(old, ScheduleArrays):
         return jnp.broadcast_to(value, old.shape)

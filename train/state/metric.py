@@ -16,8 +16,8 @@ RULES = get_args(Rule)
 class Metric:
     """A metric of `Algorithm.update` that is not joined as a plain array is, by the mean over the updates of a chunk.
 
-        metrics["largest_step"] = Metric(jnp.max(step), "max")
-        metrics["q_mean"] = Metric(q, weight=("live_fraction",))
+    metrics["largest_step"] = Metric(jnp.max(step), "max")
+    metrics["q_mean"] = Metric(q, weight=("live_fraction",))
     """
 
     value: jax.Array  # ()
@@ -29,7 +29,10 @@ class Metric:
     """name of the metric that holds the mean, for a deviation"""
 
 
-FRACTIONS = ("live_fraction", "decision_fraction")  # a custom algorithm may leave them out: then means are plain
+FRACTIONS = (
+    "live_fraction",
+    "decision_fraction",
+)  # a custom algorithm may leave them out: then means are plain
 
 
 def beside(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -43,7 +46,9 @@ def beside(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     for name, metric in metrics.items():
         if isinstance(metric, Metric):
             require_known(f"rule of the metric {name!r}", metric.over, RULES)
-            weight = [other for other in metric.weight if other in metrics or other not in FRACTIONS]
+            weight = [
+                other for other in metric.weight if other in metrics or other not in FRACTIONS
+            ]
             for other in (*weight, *filter(None, [metric.mean])):
                 require_known(f"metric that {name!r} refers to", other, metrics)
             metric = metric.replace(weight=tuple(map(put, weight)), mean=put(metric.mean))

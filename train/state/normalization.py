@@ -33,7 +33,9 @@ class Normalizer:
 
 def new_statistics(shape: tuple[int, ...] = ()) -> RunningStatistics:
     """Return statistics without any values: mean 0 and variance 1, both of the given shape."""
-    return RunningStatistics(jnp.float32(0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
+    return RunningStatistics(
+        jnp.float32(0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)
+    )
 
 
 def observation_statistics(space: Space) -> Any:
@@ -54,7 +56,9 @@ def new_normalizer(observations: bool, rewards: bool, space: Space) -> Normalize
 def normalize_observation(statistics: Any, obs: Any) -> Any:
     """Returns (obs - mean) / deviation, clipped at 10, for every part that has statistics; leaves [..., *part]."""
     if isinstance(statistics, dict):
-        return {name: normalize_observation(statistics.get(name), part) for name, part in obs.items()}
+        return {
+            name: normalize_observation(statistics.get(name), part) for name, part in obs.items()
+        }
     if statistics is None:
         return obs
     scale = jax.lax.rsqrt(statistics.variance + EPSILON)
@@ -79,11 +83,16 @@ def reward_factor(statistics: RunningStatistics) -> jax.Array:
 def update_observation_statistics(statistics: Any, obs: Any, live: jax.Array) -> Any:
     """Returns statistics that have seen the live rows of obs too; leaves [*rows, *part], live [*rows] bool."""
     if isinstance(statistics, dict):
-        return {name: update_observation_statistics(part, obs[name], live) for name, part in statistics.items()}
+        return {
+            name: update_observation_statistics(part, obs[name], live)
+            for name, part in statistics.items()
+        }
     return None if statistics is None else update_statistics(statistics, obs, live)
 
 
-def update_statistics(statistics: RunningStatistics, values: jax.Array, live: jax.Array) -> RunningStatistics:
+def update_statistics(
+    statistics: RunningStatistics, values: jax.Array, live: jax.Array
+) -> RunningStatistics:
     """Merges a batch into running statistics,
 
         delta = mean_b - mean,  mean' = mean + delta n_b / n',
@@ -97,14 +106,24 @@ def update_statistics(statistics: RunningStatistics, values: jax.Array, live: ja
     Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
     """
     rows = tuple(range(live.ndim))
-    batch = of_devices(moments(values, live.reshape(live.shape + (1,) * (values.ndim - live.ndim)), rows))
-    new, mean, variance = jnp.squeeze(batch.count), jnp.squeeze(batch.mean, rows), jnp.squeeze(batch.variance, rows)
+    batch = of_devices(
+        moments(values, live.reshape(live.shape + (1,) * (values.ndim - live.ndim)), rows)
+    )
+    new, mean, variance = (
+        jnp.squeeze(batch.count),
+        jnp.squeeze(batch.mean, rows),
+        jnp.squeeze(batch.variance, rows),
+    )
     old, count = statistics.count, statistics.count + new
     known = jnp.maximum(count, 1.0)
     delta = mean - statistics.mean
     merged = (statistics.variance * old + variance * new + delta**2 * (old * new / known)) / known
     share = old / known  # divided first, where a product with the count leaves float32
-    divided = statistics.variance * share + variance * (new / known) + (delta * share) * (delta * (new / known))
+    divided = (
+        statistics.variance * share
+        + variance * (new / known)
+        + (delta * share) * (delta * (new / known))
+    )
     merged = jnp.where(jnp.isfinite(merged), merged, divided)
     return RunningStatistics(
         count=count,
@@ -125,10 +144,14 @@ def discounted_returns(
         gamma: (), or [T, N, n] that from each row to the next.
     """
 
-    def step(before: jax.Array, row: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[jax.Array, jax.Array]:
+    def step(
+        before: jax.Array, row: tuple[jax.Array, jax.Array, jax.Array | None]
+    ) -> tuple[jax.Array, jax.Array]:
         reward_t, over_t, gamma_t = row
         total = before + reward_t
-        return jnp.where(over_t[:, None], 0.0, (gamma if gamma_t is None else gamma_t) * total), total
+        return jnp.where(
+            over_t[:, None], 0.0, (gamma if gamma_t is None else gamma_t) * total
+        ), total
 
     last, totals = jax.lax.scan(step, start, (reward, over, gamma if gamma.ndim else None))
     return totals, last

@@ -44,7 +44,9 @@ class Policy:
         """Return the options of its algorithm, with traced fields as the scalars of `hypers`."""
         return with_traced(self.config.options, hypers)
 
-    def apply(self, state: PolicyState, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
+    def apply(
+        self, state: PolicyState, obs: Any, carry: Any = None
+    ) -> tuple[jax.Array, jax.Array, Any]:
         """Returns (outputs [..., num_outputs], value [...], carry) for observations with any leading axes."""
         seen, mask = self.inputs(state, obs)
         outputs, value, carry = nnx.merge(self.graphdef, state.params)(seen, carry)
@@ -82,8 +84,12 @@ class Policy:
         """Draws every action that is allowed with equal probability, [N, n, ...], for observations [N, n, ...]."""
         mask, parts = split_mask(obs)[1], sample_shapes(self.assignment.observation_space)
         if mask is not None:
-            mask = jax.lax.optimization_barrier(mask)  # XLA works for seconds on one that is 1 everywhere
-            return self.distribution.sample(key, self.distribution.mask(jnp.zeros(mask.shape, jnp.float32), mask))
+            mask = jax.lax.optimization_barrier(
+                mask
+            )  # XLA works for seconds on one that is 1 everywhere
+            return self.distribution.sample(
+                key, self.distribution.mask(jnp.zeros(mask.shape, jnp.float32), mask)
+            )
         space = self.assignment.action_space
         leaf, part = jax.tree.leaves(obs)[0], jax.tree.leaves(parts)[0]
         for size in reversed(leaf.shape[: leaf.ndim - part.ndim]):
@@ -98,7 +104,9 @@ class Team:
     name: str  # as in the configuration; of a policy without a team, that of the policy
     policies: dict[str, Policy]  # by name
     algorithm: Any  # the Algorithm of all of them
-    shared: nnx.GraphDef | None = None  # structure of what they share (`Algorithm.make_shared`); None: nothing
+    shared: nnx.GraphDef | None = (
+        None  # structure of what they share (`Algorithm.make_shared`); None: nothing
+    )
 
     @property
     def first(self) -> Policy:
@@ -119,7 +127,9 @@ class Setup:
     teams: dict[str, Team]  # of the policies that learn
     engine: Any = None  # how rollouts run on this machine (train/fast)
     num_devices: int = 1  # that share the replicas (train/state/sharding.py)
-    trust: tuple[str, ...] = ()  # modules that the runs which policies begin with may name (config/trust.py)
+    trust: tuple[
+        str, ...
+    ] = ()  # modules that the runs which policies begin with may name (config/trust.py)
 
     @functools.cached_property
     def keeps(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from wdjax.checks import require_known, require
+from wdjax.checks import require, require_known
 from wdjax.named import find_named
 from wdjax.train.config.facts import changed, default_of, is_required, leaves
 from wdjax.train.config.reading import SHORT, from_mapping, register, unknown_field
@@ -65,16 +65,30 @@ def _require_algorithm(what: str, found: Any) -> None:
     require(learns, what, found.__name__, "a complete algorithm. Implement update or update_team.")
     options = found.Options
     words = f"{what}: Options must be a frozen dataclass with a default for every field"
-    if not (isinstance(options, type) and dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen):
+    if not (
+        isinstance(options, type)
+        and dataclasses.is_dataclass(options)
+        and options.__dataclass_params__.frozen
+    ):
         raise TypeError(f"{words}, not {options!r}")
     for field in dataclasses.fields(options):
         if is_required(field):
             raise TypeError(f"{words}: {field.name} has none")
         taken = field.name in PolicyConfig.__dataclass_fields__
-        require(not taken, f"{what}: an option", field.name, "a name that is not a field of every policy")
-    base = next((base for base in found.__mro__[1:] if "Options" in vars(base) and base is not Algorithm), None)
+        require(
+            not taken,
+            f"{what}: an option",
+            field.name,
+            "a name that is not a field of every policy",
+        )
+    base = next(
+        (base for base in found.__mro__[1:] if "Options" in vars(base) and base is not Algorithm),
+        None,
+    )
     if base is not None and not issubclass(options, base.Options):
-        raise TypeError(f"{what}: Options must be a subclass of {base.__name__}.Options, which {base.__name__} reads")
+        raise TypeError(
+            f"{what}: Options must be a subclass of {base.__name__}.Options, which {base.__name__} reads"
+        )
 
 
 def read_config(values: Any, imports: bool = True) -> TrainConfig:
@@ -92,7 +106,10 @@ def read_config(values: Any, imports: bool = True) -> TrainConfig:
     for block in ("policies", "teams") if isinstance(values, Mapping) else ():
         if isinstance(given := values.get(block), Mapping):
             place = functools.partial(place_options, cls=BLOCKS[block])
-            values = {**values, block: {name: place(f"{block}.{name}", own) for name, own in given.items()}}
+            values = {
+                **values,
+                block: {name: place(f"{block}.{name}", own) for name, own in given.items()},
+            }
     config = from_mapping(TrainConfig, values)
     reads = lambda own: imports or own.algorithm in ALGORITHMS  # noqa: E731
     read = lambda path, own: with_options(path, own) if reads(own) else own  # noqa: E731
@@ -101,7 +118,9 @@ def read_config(values: Any, imports: bool = True) -> TrainConfig:
     return dataclasses.replace(config, policies=policies | members(policies, teams), teams=teams)
 
 
-def members(policies: Mapping[str, PolicyConfig], teams: Mapping[str, TeamConfig]) -> dict[str, PolicyConfig]:
+def members(
+    policies: Mapping[str, PolicyConfig], teams: Mapping[str, TeamConfig]
+) -> dict[str, PolicyConfig]:
     """Return the configurations of the policies that belong to teams, with the algorithm of their team.
 
     Raises:
@@ -116,7 +135,11 @@ def members(policies: Mapping[str, PolicyConfig], teams: Mapping[str, TeamConfig
             allowed = f"left out, as policies.{name} belongs to team {team!r}. Set teams.{team}"
             is_own = policy.algorithm in (PolicyConfig.algorithm, own.algorithm)
             require(is_own, f"policies.{name}.algorithm", policy.algorithm, f"{allowed}.algorithm")
-            options = policy.options if isinstance(policy.options, Mapping) else dict(changed(policy.options))
+            options = (
+                policy.options
+                if isinstance(policy.options, Mapping)
+                else dict(changed(policy.options))
+            )
             for option, value in options.items():
                 require(False, f"policies.{name}.{option}", value, f"{allowed}.{option}")
             found[name] = dataclasses.replace(policy, algorithm=own.algorithm, options=NoOptions())
@@ -154,13 +177,19 @@ def flat_policy(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(f"{path}.{block} = {inside!r}: must be a mapping of fields")
         for name, value in inside.items():
             if name in flat:
-                raise ValueError(f"{path}.{name} = {flat[name]!r}: also given as {path}.{block}.{name}. Remove one.")
+                raise ValueError(
+                    f"{path}.{name} = {flat[name]!r}: also given as {path}.{block}.{name}. Remove one."
+                )
             flat[name] = value
     return flat
 
 
 def without_unused(
-    path: str, given: Mapping[str, Any], algorithm: str, owned: Mapping[str, dataclasses.Field], cls: type
+    path: str,
+    given: Mapping[str, Any],
+    algorithm: str,
+    owned: Mapping[str, dataclasses.Field],
+    cls: type,
 ) -> dict[str, Any]:
     """Return the options of a policy without those of other built-in algorithms that are at their defaults.
 
@@ -184,7 +213,9 @@ def without_unused(
     if unused:
         what, them = ("option", "it") if len(unused) == 1 else ("options", "them")
         others = f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} {them}"
-        raise ValueError(f"{', '.join(unused)}: {algorithm} has no such {what} ({others}). Remove {them}.")
+        raise ValueError(
+            f"{', '.join(unused)}: {algorithm} has no such {what} ({others}). Remove {them}."
+        )
     return kept
 
 
@@ -204,7 +235,11 @@ def without_old_options(policy: str, given: Any, before: Any, changes: Collectio
         return given
     path = f"policies.{policy}"
     lost = option_fields(old, path).keys() - option_fields(new, path).keys()
-    return {name: value for name, value in given.items() if name not in lost or f"{path}.{name}" in changes}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in lost or f"{path}.{name}" in changes
+    }
 
 
 def with_options(path: str, config: Any) -> Any:
@@ -218,9 +253,13 @@ def with_options(path: str, config: Any) -> Any:
     cls, given = find_algorithm(config.algorithm, f"{path}.algorithm").Options, config.options
     if dataclasses.is_dataclass(given) and type(given) is not cls:  # of another algorithm
         given = dict(changed(given))
-    require(isinstance(given, Mapping | cls), f"{path}.options", given, "a mapping of fields", TypeError)
+    require(
+        isinstance(given, Mapping | cls), f"{path}.options", given, "a mapping of fields", TypeError
+    )
     if isinstance(given, Mapping):
-        given = without_unused(path, given, config.algorithm, cls.__dataclass_fields__, type(config))
+        given = without_unused(
+            path, given, config.algorithm, cls.__dataclass_fields__, type(config)
+        )
     return dataclasses.replace(config, options=from_mapping(cls, given, f"{path}."))
 
 
@@ -230,12 +269,20 @@ def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
     Empty if neither policies nor the options of any algorithm have such a field.
     """
     name = SHORT.get(name, name)
-    found = next((path for path in sorted(known_fields(), key=len) if path.split(".")[-1] == name), None)
+    found = next(
+        (path for path in sorted(known_fields(), key=len) if path.split(".")[-1] == name), None
+    )
     return [f"policies.{policy}.{found}" for policy in policies] if found else []
 
 
 def known_fields() -> dict[str, dataclasses.Field]:
     """Return the fields of a policy by dotted name, those of all built-in algorithms' options included."""
-    options = [find_algorithm(name).Options() for name, place in ALGORITHMS.items() if isinstance(place, str)]
-    fields = {path: field for one in (PolicyConfig(), *options) for path, (*_, field), _ in leaves(one)}
+    options = [
+        find_algorithm(name).Options()
+        for name, place in ALGORITHMS.items()
+        if isinstance(place, str)
+    ]
+    fields = {
+        path: field for one in (PolicyConfig(), *options) for path, (*_, field), _ in leaves(one)
+    }
     return {path: field for path, field in fields.items() if not field.metadata.get("flat")}

@@ -84,7 +84,13 @@ import jax.numpy as jnp
 
 from wdjax.metric_names import statistic_names
 from wdjax.train.devices.collectives import any_of, average, largest, smallest, total
-from wdjax.train.devices.moments import masked_mean, masked_variance, mean_where, moments, of_devices
+from wdjax.train.devices.moments import (
+    masked_mean,
+    masked_variance,
+    mean_where,
+    moments,
+    of_devices,
+)
 from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout, Rows
@@ -162,7 +168,10 @@ def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
     highest = largest(jnp.max(jnp.where(acted, flat, -jnp.inf), axis=(0, 1, 2)))
     metrics = {"action_mean": Metric(masked_mean(flat, acted), weight=("live_fraction",))}
     for i in range(flat.shape[-1]):
-        metrics |= {f"action_min/{i}": Metric(lowest[i], "min"), f"action_max/{i}": Metric(highest[i], "max")}
+        metrics |= {
+            f"action_min/{i}": Metric(lowest[i], "min"),
+            f"action_max/{i}": Metric(highest[i], "max"),
+        }
     return metrics
 
 
@@ -232,7 +241,10 @@ def episode_metrics(
         }  # fmt: skip
 
     sums = {name: over_episodes(values) for name, values in played.episode_info.items()}
-    metrics = {"episodes": Metric(episodes.astype(jnp.int32), "sum"), **spread("episode_length", played.episode_length)}
+    metrics = {
+        "episodes": Metric(episodes.astype(jnp.int32), "sum"),
+        **spread("episode_length", played.episode_length),
+    }
     own_names, ratio_names = statistic_names(sums, info_ratios, played.episode_return, groups)
     for name, (numerator, denominator) in info_ratios.items():
         weight = ("episodes", own_names[denominator])

@@ -27,7 +27,11 @@ from wdjax.vector import VectorState
 def device_of_new_arrays() -> jax.Device:
     """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
     chosen = jax.config.jax_default_device
-    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+    return (
+        jax.local_devices(backend=chosen)[0]
+        if chosen is None or isinstance(chosen, str)
+        else chosen
+    )
 
 
 def choose_devices(config: TrainConfig) -> int:
@@ -42,18 +46,28 @@ def choose_devices(config: TrainConfig) -> int:
     if config.devices:
         require_devices(config.devices, there, processes)
         shared = config.devices == 1 or config.devices % processes == 0
-        require(shared, "devices", config.devices, f"a multiple of {processes}, the number of processes")
+        require(
+            shared, "devices", config.devices, f"a multiple of {processes}, the number of processes"
+        )
         return config.devices
-    most = processes if jax.default_backend() == "cpu" else there  # the devices of a CPU share its cores
-    numbers = [number for number in range(processes, most + 1, processes) if config.blocks % number == 0]
-    require(numbers, "num_blocks", config.blocks, f"a multiple of {processes}, the number of processes")
+    most = (
+        processes if jax.default_backend() == "cpu" else there
+    )  # the devices of a CPU share its cores
+    numbers = [
+        number for number in range(processes, most + 1, processes) if config.blocks % number == 0
+    ]
+    require(
+        numbers, "num_blocks", config.blocks, f"a multiple of {processes}, the number of processes"
+    )
     return max(numbers)
 
 
 def require_devices(devices: int, there: int, processes: int = 1) -> None:
     """Raise ValueError, with the remedy, for more devices than the `there` ones that `processes` have together."""
     found = f"jax finds {there} device{'s' * (there != 1)} ({jax.devices()[0].device_kind})"
-    virtual = f", or set XLA_FLAGS=--xla_force_host_platform_device_count={-(-devices // processes)}"
+    virtual = (
+        f", or set XLA_FLAGS=--xla_force_host_platform_device_count={-(-devices // processes)}"
+    )
     remedy = f"Lower devices{virtual if jax.default_backend() == 'cpu' else ''}"
     require(devices <= there, "devices", devices, f"at most {there}: {found}. {remedy}")
 
@@ -61,7 +75,12 @@ def require_devices(devices: int, there: int, processes: int = 1) -> None:
 def require_all_processes(num_devices: int) -> None:
     """Raises ValueError where a run of several processes would leave some without a share."""
     processes = jax.process_count()
-    require(num_devices % processes == 0, "devices", num_devices, f"a multiple of {processes}, the number of processes")
+    require(
+        num_devices % processes == 0,
+        "devices",
+        num_devices,
+        f"a multiple of {processes}, the number of processes",
+    )
 
 
 def make_mesh(num_devices: int, axis: str = AXIS, processes: int | None = None) -> Mesh:
@@ -100,7 +119,9 @@ def one_copy(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0) if several(leaf) else leaf, tree)
 
 
-def spread(setup: Setup, function: Callable, state: TrainState, *told: jax.Array) -> tuple[TrainState, Any]:
+def spread(
+    setup: Setup, function: Callable, state: TrainState, *told: jax.Array
+) -> tuple[TrainState, Any]:
     """Calls function(setup, state, *told) on every device of a run, with its share of the replicas and of the state.
 
     Args:
@@ -115,7 +136,9 @@ def spread(setup: Setup, function: Callable, state: TrainState, *told: jax.Array
         raise TypeError(f"state: must be a TrainState, {words}")
     if setup.num_devices == 1:
         return function(setup, state, *told)
-    replicas = dataclasses.replace(setup.replicas, num_envs=setup.replicas.num_envs // setup.num_devices)
+    replicas = dataclasses.replace(
+        setup.replicas, num_envs=setup.replicas.num_envs // setup.num_devices
+    )
     share = dataclasses.replace(setup, replicas=replicas)
     specs = lay_out(PartitionSpec(AXIS), PartitionSpec())
     program = jax.shard_map(
@@ -138,14 +161,18 @@ def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
     sharding = state.num_updates.sharding
     if len(sharding.device_set) == 1 or not sharding.is_fully_replicated:
         return []
-    whole = {name: getattr(state, name) for name in ("policies", "shared", "hypers", "env_params", "key")}
+    whole = {
+        name: getattr(state, name) for name in ("policies", "shared", "hypers", "env_params", "key")
+    }
     whole["opponents"] = state.opponents.pools
     shards = _checksums(sharding.mesh, whole, metrics).addressable_shards
     names, sums = [], of_processes(np.concatenate([np.asarray(shard.data) for shard in shards]))
     paths = jax.tree.leaves_with_path((whole, jax.eval_shape(unpack, metrics)))
     for (path, _), differs in zip(paths, (sums != sums[0]).any(axis=0), strict=True):
         if differs:
-            names.append(jax.tree_util.keystr(path[1:], simple=True, separator=".").removesuffix(".value"))
+            names.append(
+                jax.tree_util.keystr(path[1:], simple=True, separator=".").removesuffix(".value")
+            )
     return names
 
 
@@ -157,12 +184,20 @@ def _checksums(mesh: Mesh, whole: Any, metrics: Packed) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         is_flag = leaf.dtype == jnp.bool_
-        words = (leaf if is_flag else jax.lax.bitcast_convert_type(leaf, jnp.uint8)).astype(jnp.uint32).ravel()
+        words = (
+            (leaf if is_flag else jax.lax.bitcast_convert_type(leaf, jnp.uint8))
+            .astype(jnp.uint32)
+            .ravel()
+        )
         return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 
     def of_device(whole: Any, metrics: Packed) -> jax.Array:
-        return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((whole, unpack(metrics)))])[None]
+        return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((whole, unpack(metrics)))])[
+            None
+        ]
 
     share = PartitionSpec(mesh.axis_names[0])
-    program = jax.shard_map(of_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=share, check_vma=False)
+    program = jax.shard_map(
+        of_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=share, check_vma=False
+    )
     return program(whole, metrics)

@@ -18,7 +18,9 @@ class PolicyState(struct.PyTreeNode):
 
     params: Any  # network parameters
     opt_state: Any  # optimizer state; None if not trainable
-    normalizer: Normalizer | None = None  # running statistics of observations and rewards; None if not normalized
+    normalizer: Normalizer | None = (
+        None  # running statistics of observations and rewards; None if not normalized
+    )
     target_params: Any = None  # target network parameters; DDPG only
     gradient_steps: jax.Array | None = None  # () int32, gradient steps taken; DDPG only
     own: Any = None  # additional state of a custom algorithm
@@ -28,8 +30,12 @@ class Memory(struct.PyTreeNode):
     """The part of a policy's state that belongs to replicas, sharded over devices with them."""
 
     carry: Any  # [N, n, ...]: carry of `act`, for example a recurrent state, reset in every episode; or None
-    discounted_return: jax.Array | None  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
-    replay: Any = None  # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
+    discounted_return: (
+        jax.Array | None
+    )  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
+    replay: Any = (
+        None  # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
+    )
     own: Any = None  # additional memory of a custom algorithm, leaves [N, ...]
 
 
@@ -40,15 +46,21 @@ REPLACED = -2  # the opponent was a snapshot that has been replaced
 class PoolState(struct.PyTreeNode):
     """The opponents of a policy (rollout/opponents.py), equal on all devices."""
 
-    networks: PolicyState | None  # acting states of snapshots, then of other runs, leaves [networks, ...]
-    standings: Any = None  # win rates against the opponents (rollout/standings.py); None if not recorded
+    networks: (
+        PolicyState | None
+    )  # acting states of snapshots, then of other runs, leaves [networks, ...]
+    standings: Any = (
+        None  # win rates against the opponents (rollout/standings.py); None if not recorded
+    )
 
 
 class BlockState(struct.PyTreeNode):
     """The opponent in each block of replicas, sharded with them."""
 
     active: jax.Array  # [num_blocks] int32: number of the opponent, PRESENT or REPLACED
-    since: jax.Array | None = None  # [num_blocks] int32: env steps since it changed; None if not recorded
+    since: jax.Array | None = (
+        None  # [num_blocks] int32: env steps since it changed; None if not recorded
+    )
 
 
 class Opponents(struct.PyTreeNode):
@@ -71,11 +83,15 @@ class TrainState(struct.PyTreeNode):
     live: dict[str, jax.Array]  # by group, [N, n_group] bool: agents still active in their episode
     key: jax.Array  # random key for the rest of the run
     num_updates: jax.Array  # () int32, updates done
-    shared: dict[str, PolicyState] = struct.field(default_factory=dict)  # by team: what its policies share, if anything
+    shared: dict[str, PolicyState] = struct.field(
+        default_factory=dict
+    )  # by team: what its policies share, if anything
 
     def _repr_html_(self) -> str:
         size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
-        parameters = {f"parameters of {name}": f"{size(own.params):,}" for name, own in self.policies.items()}
+        parameters = {
+            f"parameters of {name}": f"{size(own.params):,}" for name, own in self.policies.items()
+        }
         memory = f"{sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self)) / 2**20:,.1f} MiB"
         obs = {f"obs of {group}": own for group, own in self.obs.items()}
         rows = {"updates done": self.num_updates, **parameters, **obs, "in memory": memory}
@@ -87,7 +103,10 @@ def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
     env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
     now = {name: hypers.at(env_steps) for name, hypers in state.hypers.items()}
     for name, team in config.teams.items():
-        now |= {policy: Hypers({**now[name], **now[policy]}, now[name].options) for policy in team.policies}
+        now |= {
+            policy: Hypers({**now[name], **now[policy]}, now[name].options)
+            for policy in team.policies
+        }
     return now
 
 

@@ -35,9 +35,15 @@ from wdjax.train.storage.folder import (
 )
 from wdjax.train.storage.orbax_workarounds import LocalPath, silence, stop_leaks
 
-_BEGINNING = threading.Lock()  # one save begins at a time: orbax counts them in a variable of the process
-_HELD: weakref.WeakKeyDictionary[ocp.CheckpointManager, int] = weakref.WeakKeyDictionary()  # their folders, opened
-_READ_BACK: weakref.WeakSet[ocp.CheckpointManager] = weakref.WeakSet()  # of which a checkpoint has been read back
+_BEGINNING = (
+    threading.Lock()
+)  # one save begins at a time: orbax counts them in a variable of the process
+_HELD: weakref.WeakKeyDictionary[ocp.CheckpointManager, int] = (
+    weakref.WeakKeyDictionary()
+)  # their folders, opened
+_READ_BACK: weakref.WeakSet[ocp.CheckpointManager] = (
+    weakref.WeakSet()
+)  # of which a checkpoint has been read back
 SIZES = "sizes.json"  # in the folder of a checkpoint: file -> bytes
 RENAMED = {  # leaf in a checkpoint of 0.2 -> leaf of this version
     r"^(hypers/[^/]+/)(?:options|ddpg)/": r"\1",
@@ -77,14 +83,20 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
         )
         with writing(folder):
             make_folder_inside(folder)
-    manager = ocp.CheckpointManager(LocalPath(folder.absolute()), options=options, item_names=("state", "host"))
+    manager = ocp.CheckpointManager(
+        LocalPath(folder.absolute()), options=options, item_names=("state", "host")
+    )
     if jax.process_count() > 1 and keep is not None:
         _HELD[manager] = os.open(folder, os.O_RDONLY)  # until the process ends
     try:
         yield manager
     except BaseException:
-        if jax.process_count() == 1:  # of several, each would wait here for the others, who may be waiting for it
-            with contextlib.suppress(Exception):  # what is under way already says more than what closing would
+        if (
+            jax.process_count() == 1
+        ):  # of several, each would wait here for the others, who may be waiting for it
+            with contextlib.suppress(
+                Exception
+            ):  # what is under way already says more than what closing would
                 manager.close()
         raise
     with saving(manager):
@@ -93,7 +105,9 @@ def open_checkpoints(folder: Path, keep: int | None) -> Iterator[ocp.CheckpointM
             write_sizes(manager, last=True)
 
 
-def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]) -> None:
+def save(
+    manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any]
+) -> None:
     """Starts to save a state under the number of its updates, in the background; nothing where it is there already.
 
     Args:
@@ -155,13 +169,17 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # orbax raises what its threads and tensorstore do: of any type
-        whole = [int(path.name) for path in Path(manager.directory).glob("*") if path.name.isdecimal()]
+        whole = [
+            int(path.name) for path in Path(manager.directory).glob("*") if path.name.isdecimal()
+        ]
         good = max(whole, default=None)
         rest = (
             "No checkpoint is complete." if good is None
             else f"The checkpoint of {good} updates is complete: continue from it with --resume."
         )  # fmt: skip
-        raise OSError(f"could not save a checkpoint in {manager.directory} ({reason(error)}). {rest}") from error
+        raise OSError(
+            f"could not save a checkpoint in {manager.directory} ({reason(error)}). {rest}"
+        ) from error
 
 
 def reason(error: BaseException) -> str:
@@ -204,13 +222,23 @@ def restore(
     stored = as_stored(Path(manager.directory) / str(step), target, name, config is not None)
     found = by_place(_read(manager, step, state=ocp.args.StandardRestore(stored))["state"])
     moved = {renamed(place): leaf for place, leaf in found.items() if renamed(place) != place}
-    leaves = found | moved  # of an option with the name of a hyperparameter of all policies in 0.2, the option's value
+    leaves = (
+        found | moved
+    )  # of an option with the name of a hyperparameter of all policies in 0.2, the option's value
     if missing := by_place(target).keys() - leaves.keys():
         leaves |= configured_hypers(config, target, missing)
-    state = jax.tree.unflatten(jax.tree.structure(target), [leaves[place] for place in by_place(target)])
+    state = jax.tree.unflatten(
+        jax.tree.structure(target), [leaves[place] for place in by_place(target)]
+    )
     # members of a sweep, with more axes, may have stopped at bad numbers before the others
-    if isinstance(state, TrainState) and state.num_updates.ndim == 0 and int(state.num_updates) != step:
-        raise DamagedCheckpointError(f"{name} is damaged: it contains the state after {int(state.num_updates)} updates")
+    if (
+        isinstance(state, TrainState)
+        and state.num_updates.ndim == 0
+        and int(state.num_updates) != step
+    ):
+        raise DamagedCheckpointError(
+            f"{name} is damaged: it contains the state after {int(state.num_updates)} updates"
+        )
     return state, host
 
 
@@ -232,7 +260,9 @@ def as_stored(folder: Path, target: TrainState, name: str, may_lack_hypers: bool
     other = sorted(required - names | unknown)
     if other:
         words = f"{other[0]} {'is missing' if other[0] in own else 'is unexpected'} ({len(other)} differences)"
-        raise DamagedCheckpointError(f"{name} is damaged, or from another configuration or wdjax version: {words}")
+        raise DamagedCheckpointError(
+            f"{name} is damaged, or from another configuration or wdjax version: {words}"
+        )
     dropped = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
     stored = [own[place] if place in own else dropped(leaf) for place, leaf in held]
     return jax.tree.unflatten(jax.tree.structure(tree), stored)
@@ -245,11 +275,16 @@ def renamed(place: str) -> str:
     return place
 
 
-def configured_hypers(config: TrainConfig, target: TrainState, places: Collection[str]) -> dict[str, jax.Array]:
+def configured_hypers(
+    config: TrainConfig, target: TrainState, places: Collection[str]
+) -> dict[str, jax.Array]:
     """Return the configured values of hyperparameters that a checkpoint does not have, like the leaves of `target`."""
     values = by_place({"hypers": run_hypers(in_env_steps(config, config.total_env_steps))})
     shapes = by_place(target)
-    place = lambda at: jax.device_put(jnp.broadcast_to(values[at], shapes[at].shape), shapes[at].sharding)  # noqa: E731
+
+    def place(at: str) -> jax.Array:
+        return jax.device_put(jnp.broadcast_to(values[at], shapes[at].shape), shapes[at].sharding)
+
     return {at: place(at) for at in places}
 
 
@@ -278,7 +313,12 @@ def read_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     host = _read(manager, step, host=ocp.args.JsonRestore())["host"]
     if not isinstance(host, Mapping):
         raise DamagedCheckpointError(f"{name} is damaged: host/metadata is not a mapping")
-    absent = {"metrics_size": None, "best_score": None, "best_updates": None, "deterministic": False}
+    absent = {
+        "metrics_size": None,
+        "best_score": None,
+        "best_updates": None,
+        "deterministic": False,
+    }
     host = {**host, **{field: absent[field] for field in absent if field not in host}}
     number, size, updates = host["best_score"], host["metrics_size"], host["best_updates"]
     right = {
@@ -289,7 +329,9 @@ def read_host(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
         "config": isinstance(host.get("config", {}), Mapping),
     }
     for field in (field for field in right if not right[field]):
-        raise DamagedCheckpointError(f"{name} is damaged: host/metadata contains {field} = {host[field]!r}")
+        raise DamagedCheckpointError(
+            f"{name} is damaged: host/metadata contains {field} = {host[field]!r}"
+        )
     return host
 
 
@@ -306,7 +348,10 @@ def _read(manager: ocp.CheckpointManager, step: int, **items: Any) -> Any:
 
 
 def restore_newest(
-    manager: ocp.CheckpointManager, like: TrainState, config: TrainConfig | None, say: Callable[[str], Any]
+    manager: ocp.CheckpointManager,
+    like: TrainState,
+    config: TrainConfig | None,
+    say: Callable[[str], Any],
 ) -> tuple[int, TrainState, dict[str, Any]] | None:
     """Returns (step, state, host) of the newest checkpoint that can be read, or None where there is no checkpoint.
 
@@ -327,10 +372,14 @@ def restore_newest(
             damaged[step] = error
             continue
         for other, error in damaged.items():
-            say(f"Warning: {error}. Renamed to {set_aside(manager, other).name}, resuming from {step} updates.")
+            say(
+                f"Warning: {error}. Renamed to {set_aside(manager, other).name}, resuming from {step} updates."
+            )
         return step, *found
     for error in damaged.values():  # the newest
-        rest = f"No older one is readable. Move {manager.directory} away and use --resume to restart."
+        rest = (
+            f"No older one is readable. Move {manager.directory} away and use --resume to restart."
+        )
         raise DamagedCheckpointError(f"{error}. {rest}") from error
     return None
 
@@ -351,10 +400,16 @@ def newest_host(
 def set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
     """Renames a checkpoint such that it counts as one no more. Returns its new path."""
     folder = Path(manager.directory)
-    free = next(path for i in range(10_000) if not (path := folder / f"damaged-{step}{f'-{i}' if i else ''}").exists())
+    free = next(
+        path
+        for i in range(10_000)
+        if not (path := folder / f"damaged-{step}{f'-{i}' if i else ''}").exists()
+    )
     if jax.process_index() == 0:
         (folder / str(step)).rename(free)
-    multihost_utils.sync_global_devices(free.name)  # of several processes none looks before it is done
+    multihost_utils.sync_global_devices(
+        free.name
+    )  # of several processes none looks before it is done
     manager.reload()
     return free
 
@@ -383,11 +438,17 @@ def require_regular_files(folder: Path) -> None:
     """Raise DamagedCheckpointError where orbax would wait for a pipe, or read a device or too large a metadata file."""
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
-            with contextlib.suppress(FileNotFoundError):  # a run that goes on deletes its older checkpoints
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a run that goes on deletes its older checkpoints
                 size = path.stat().st_size
-                whole = path.is_file() and (path.parent.name == "d" or size <= MOST_BYTES)  # d: the arrays
+                whole = path.is_file() and (
+                    path.parent.name == "d" or size <= MOST_BYTES
+                )  # d: the arrays
                 if not whole and path.exists() and (path.is_symlink() or not path.is_dir()):
-                    raise DamagedCheckpointError(f"{path}: must be a regular file of at most {MOST_BYTES:,} bytes")
+                    raise DamagedCheckpointError(
+                        f"{path}: must be a regular file of at most {MOST_BYTES:,} bytes"
+                    )
 
 
 def require_sizes(folder: Path, name: str) -> None:
@@ -399,7 +460,9 @@ def require_sizes(folder: Path, name: str) -> None:
         expected = read_json(file)
     except ValueError as error:
         raise DamagedCheckpointError(f"{name} is damaged: {SIZES} is not valid JSON") from error
-    if not isinstance(expected, Mapping) or any(type(size) is not int for size in expected.values()):
+    if not isinstance(expected, Mapping) or any(
+        type(size) is not int for size in expected.values()
+    ):
         raise DamagedCheckpointError(f"{name} is damaged: {SIZES} does not contain file sizes")
     found = _sizes(folder)
     for path, size in expected.items():
@@ -409,5 +472,9 @@ def require_sizes(folder: Path, name: str) -> None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((SIZES, ".wdjax-")))
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith((SIZES, ".wdjax-"))
+    )
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}

@@ -68,7 +68,9 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
     require_checkpoint_path(workdir)
     held = next((own for sign, own in _SIGNS.items() if (workdir / sign).exists()), None)
     if held not in (None, kind):
-        raise FileExistsError(f"{workdir} contains a {held.name} of {held.command}. Use another --workdir.")
+        raise FileExistsError(
+            f"{workdir} contains a {held.name} of {held.command}. Use another --workdir."
+        )
     if held and not resume:
         words = "Resume it (--resume, in Python resume=True) or use another --workdir."
         raise FileExistsError(f"{workdir} already contains a {kind.name}. {words}")
@@ -84,11 +86,15 @@ def require_checkpoint_path(folder: Path) -> None:
     """
     path = f"{folder.absolute()}/"
     if "\\" in path or "gs:/" in path or path != path.encode(errors="replace").decode():
-        words = "must be UTF-8 text without a backslash or a part that ends in 'gs:' (for checkpoints)"
+        words = (
+            "must be UTF-8 text without a backslash or a part that ends in 'gs:' (for checkpoints)"
+        )
         raise ValueError(f"workdir = {str(folder)!r}: the full path {words}. Use another folder.")
 
 
-def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()) -> None:
+def prepare_folder(
+    workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()
+) -> None:
     """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume: then nothing is
     written before it trains on.
 
@@ -102,7 +108,12 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool, trust: Coll
     """
     file = workdir / CONFIG
     collides = config.evaluates and EVALUATED in config.policies and not file.exists()
-    require(not collides, "policies", EVALUATED, f"another name, as {EVALUATED}/... are the metrics of evaluations")
+    require(
+        not collides,
+        "policies",
+        EVALUATED,
+        f"another name, as {EVALUATED}/... are the metrics of evaluations",
+    )
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
         raise FileNotFoundError(
@@ -151,7 +162,9 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise type(error)(f"workdir = {folder}: must be a writable folder ({error.strerror})") from error
+        raise type(error)(
+            f"workdir = {folder}: must be a writable folder ({error.strerror})"
+        ) from error
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -189,10 +202,14 @@ def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
 
 def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:
     """Returns the configuration with which a run goes on, with the size of chunks that it has found."""
-    return dataclasses.replace(new, updates_per_chunk=new.updates_per_chunk or old.updates_per_chunk)
+    return dataclasses.replace(
+        new, updates_per_chunk=new.updates_per_chunk or old.updates_per_chunk
+    )
 
 
-def run_config(config: TrainConfig, workdir: Path, resume: bool, trust: Collection[str] = ()) -> TrainConfig:
+def run_config(
+    config: TrainConfig, workdir: Path, resume: bool, trust: Collection[str] = ()
+) -> TrainConfig:
     """Return the configuration with which a run is started or resumed in a folder: schedules are in env steps.
 
     A resumed run keeps the schedules that it was started with, whatever its length is now. Raises as `load_run_config`.
@@ -200,7 +217,9 @@ def run_config(config: TrainConfig, workdir: Path, resume: bool, trust: Collecti
     new = in_env_steps(config, config.total_env_steps)
     if new is config or not resume or not (workdir / CONFIG).is_file():
         return new
-    return in_env_steps(config, config.total_env_steps, load_run_config(workdir, with_own(trust, config)))
+    return in_env_steps(
+        config, config.total_env_steps, load_run_config(workdir, with_own(trust, config))
+    )
 
 
 def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> TrainConfig:
@@ -249,7 +268,9 @@ def dump_config(config: TrainConfig) -> str:
 
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Writes config.yaml of a run, with the versions and the device of who writes it."""
-    head = yaml.safe_dump({VERSION: __version__, MADE_WITH: made_with()}, sort_keys=False, allow_unicode=True)
+    head = yaml.safe_dump(
+        {VERSION: __version__, MADE_WITH: made_with()}, sort_keys=False, allow_unicode=True
+    )
     write_whole(folder / CONFIG, head + dump_config(config))
 
 
@@ -260,10 +281,23 @@ def read_made_with(run_folder: Path) -> Any:
 
 def made_with() -> dict[str, Any]:
     """Return the versions, the device and the settings that numbers depend on beside a configuration."""
-    libraries = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
+    libraries = {
+        name: importlib.metadata.version(name)
+        for name in ("jax", "jaxlib", "flax", "optax", "numpy")
+    }
     device = jax.devices()[0]
-    kind = device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
-    return {"python": platform.python_version(), **libraries, "system": platform.system(), "device": kind, **switches()}
+    kind = (
+        device.device_kind
+        if device.platform != "cpu"
+        else f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
+    )
+    return {
+        "python": platform.python_version(),
+        **libraries,
+        "system": platform.system(),
+        "device": kind,
+        **switches(),
+    }
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:
@@ -282,11 +316,19 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return np.asarray(value).tolist() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
+    return (
+        np.asarray(value).tolist()
+        if isinstance(value, np.generic | np.ndarray | jax.Array)
+        else value
+    )
 
 
 def flat(values: Any, path: str = "") -> dict[str, Any]:
     """Returns dotted name -> value of nested mappings."""
     if not isinstance(values, Mapping):
         return {path: values}
-    return {k: v for name, item in values.items() for k, v in flat(item, f"{path}.{name}" if path else name).items()}
+    return {
+        k: v
+        for name, item in values.items()
+        for k, v in flat(item, f"{path}.{name}" if path else name).items()
+    }

@@ -17,7 +17,6 @@ from wdjax.train.state.metric import Metric, rule_of, values_of
 MOST_METRICS = 2**32  # bytes of a metrics.jsonl
 
 
-
 def summarize(metrics: Mapping[str, Any]) -> dict[str, float | int | None]:
     """Return one number for each metric of a chunk of updates, null where it is not finite.
 
@@ -43,7 +42,10 @@ def _of_chunk(numbers: np.ndarray, metric: Metric, values: Mapping[str, np.ndarr
         return math.nan
     if metric.over == "deviation":  # of all values: their means may differ between updates
         means = values[metric.mean][known]
-        square = np.average(numbers**2 + means**2, weights=weight) - np.average(means, weights=weight) ** 2
+        square = (
+            np.average(numbers**2 + means**2, weights=weight)
+            - np.average(means, weights=weight) ** 2
+        )
         return float(np.sqrt(max(square, 0.0)))
     if metric.over == "mean":
         return float(np.average(numbers, weights=weight))
@@ -74,7 +76,11 @@ class MetricsLog:
     """
 
     def __init__(
-        self, path: Path, size: int, say: Callable[[str], Any] = print, lock: Callable[[], None] | None = None
+        self,
+        path: Path,
+        size: int,
+        say: Callable[[str], Any] = print,
+        lock: Callable[[], None] | None = None,
     ):
         self.path, self._say, self._lock = path, say, lock
         self.size = whole_lines(path, size)
@@ -99,7 +105,9 @@ class MetricsLog:
             self._file = self._open(0)
             old.close()
             self._append(lines)
-        self._say(f"Warning: {self.path} was deleted or replaced during training. It is rewritten with all its lines.")
+        self._say(
+            f"Warning: {self.path} was deleted or replaced during training. It is rewritten with all its lines."
+        )
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one object and hands it to the operating system. Raises OSError where that does not take it."""
@@ -126,7 +134,9 @@ class MetricsLog:
             yield
         except OSError as error:
             self._file.truncate(self.size)  # whole lines only
-            raise type(error)(f"could not write {self.path} ({error.strerror}). Continue with --resume.") from error
+            raise type(error)(
+                f"could not write {self.path} ({error.strerror}). Continue with --resume."
+            ) from error
 
 
 @contextlib.contextmanager
@@ -156,7 +166,9 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """
     path, rows = Path(path), []
     path = path / "metrics.jsonl" if path.is_dir() else path
-    text = read_text(path, MOST_METRICS, errors="replace")  # what is no text is no JSON, and has a line
+    text = read_text(
+        path, MOST_METRICS, errors="replace"
+    )  # what is no text is no JSON, and has a line
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             rows.append(json.loads(line))

@@ -38,7 +38,9 @@ def silence() -> None:
     hook = sys.unraisablehook
 
     def report(unraisable: Any) -> None:
-        closed = "Event loop is closed" in str(unraisable.exc_value)  # of an array that is not awaited any more
+        closed = "Event loop is closed" in str(
+            unraisable.exc_value
+        )  # of an array that is not awaited any more
         read = asyncio.iscoroutine(unraisable.object) and _from_orbax(unraisable.exc_traceback)
         if not (closed or read):
             hook(unraisable)
@@ -48,7 +50,11 @@ def silence() -> None:
 
 def _of_orbax(record: logging.LogRecord) -> bool:
     words = record.getMessage()  # OCDBT: tensorstore's format, in which orbax writes
-    return "orbax" in words or "OCDBT" in words or (bool(record.exc_info) and _from_orbax(record.exc_info[2]))
+    return (
+        "orbax" in words
+        or "OCDBT" in words
+        or (bool(record.exc_info) and _from_orbax(record.exc_info[2]))
+    )
 
 
 def _from_orbax(trace: Any) -> bool:
@@ -62,7 +68,9 @@ def stop_leaks() -> None:
     if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):  # unused statistics
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
     if hasattr(tensorstore_utils, "ts"):
-        tensorstore_utils.ts = _Instead(tensorstore, KvStore=_Instead(tensorstore.KvStore, Spec=_spec))
+        tensorstore_utils.ts = _Instead(
+            tensorstore, KvStore=_Instead(tensorstore.KvStore, Spec=_spec)
+        )
     for name in ("_add_ocdbt_write_options", "add_ocdbt_write_options"):
         if hasattr(tensorstore_utils, name):
             setattr(tensorstore_utils, name, _uncompressed(getattr(tensorstore_utils, name)))

@@ -7,10 +7,16 @@ from typing import Any
 import jax
 
 KEYS = "jax_default_prng_impl"  # the form of random keys: a checkpoint cannot be read with another
-REQUIRED = (KEYS, "jax_threefry_partitionable", "jax_enable_x64")  # with another value the run is another one
+REQUIRED = (
+    KEYS,
+    "jax_threefry_partitionable",
+    "jax_enable_x64",
+)  # with another value the run is another one
 _ROUNDING = "jax_default_matmul_precision"
 _VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # stored with every checkpoint, and compared there
+DETERMINISTIC = (
+    "--xla_gpu_deterministic_ops=true"  # stored with every checkpoint, and compared there
+)
 
 
 def switches() -> dict[str, Any]:
@@ -43,4 +49,8 @@ def switch_warnings(stored: Any) -> list[str]:
 
 def _changed(stored: Any, names: Sequence[str]) -> list[tuple[str, Any, Any]]:
     here, stored = switches(), stored if isinstance(stored, Mapping) else {}
-    return [(name, stored[name], here[name]) for name in names if name in stored and stored[name] != here[name]]
+    return [
+        (name, stored[name], here[name])
+        for name in names
+        if name in stored and stored[name] != here[name]
+    ]

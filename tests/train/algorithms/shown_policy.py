@@ -9,8 +9,8 @@ from probes import new_policy
 
 from wdjax.train import A2C, PPO, PolicyState
 from wdjax.train.algorithms.fit import fit, make_optimizer
-from wdjax.train.state.engine import Engine
 from wdjax.train.networks.distributions import Categorical
+from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.policy import Policy
 

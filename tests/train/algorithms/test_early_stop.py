@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from shown_policy import fit_policy, shown_policy, state_of
 
-from wdjax.train.algorithms.fit import Batch, shuffle
-from wdjax.train.algorithms.fit import apply_gradient
+from wdjax.train.algorithms.fit import Batch, apply_gradient, shuffle
 from wdjax.train.algorithms.transforms import choose_replicas
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.state.engine import Engine

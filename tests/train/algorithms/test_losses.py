@@ -19,9 +19,9 @@ from wdjax.train.algorithms.fit import (
     normalized_advantages,
 )
 from wdjax.train.fast.cpu import Cpu
-from wdjax.train.state.engine import Engine
 from wdjax.train.learning import masked_mean
 from wdjax.train.state import Evaluation
+from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import ScheduleArrays, hypers_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -1,6 +1,7 @@
 """Presets and changes are read as a TrainConfig, invalid files are refused."""
 
 import dataclasses
+
 import pytest
 
 from wdjax.train import (

@@ -13,7 +13,6 @@ from probes import NETWORK, tiny_config, tiny_policy
 from wdjax import Box
 from wdjax.train import PolicyConfig, make_learner, with_hypers
 from wdjax.train.algorithms.ddpg.replay import Steps, empty_replay
-from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.opponents import (
     acting_networks,
     acting_state,
@@ -22,6 +21,7 @@ from wdjax.train.rollout.opponents import (
     new_networks,
     take_snapshot,
 )
+from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.normalization import (
     Normalizer,
     discounted_returns,

@@ -22,7 +22,9 @@ FINAL_SCALE = 3e-3  # of the last layers' weights: actions and values begin near
 class DeterministicActor(nnx.Module):
     """A trunk, one linear layer and tanh: obs, leaves [..., *part] -> action [..., num_actions] in [-1, 1]."""
 
-    def __init__(self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs):
+    def __init__(
+        self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs
+    ):
         self.trunk = Trunk(observation_space, config, rngs=rngs)
         self.head = _head(self.trunk.num_features, num_actions, rngs)
 
@@ -33,7 +35,9 @@ class DeterministicActor(nnx.Module):
 class ActionValue(nnx.Module):
     """Hidden layers on the encoder's features beside the action: obs, action [..., num_actions] -> Q [...]."""
 
-    def __init__(self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs):
+    def __init__(
+        self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs
+    ):
         self.encoder = make_encoder(observation_space, config, rngs)
         self.mlp = MLP(self.encoder.num_features + num_actions, config, rngs=rngs)
         self.head = _head(self.mlp.num_features, 1, rngs)
@@ -47,11 +51,19 @@ class ActorActionValue(nnx.Module):
     """An actor and one critic or two, which share nothing."""
 
     def __init__(
-        self, observation_space: Space, num_actions: int, config: NetworkConfig, twin: bool, *, rngs: nnx.Rngs
+        self,
+        observation_space: Space,
+        num_actions: int,
+        config: NetworkConfig,
+        twin: bool,
+        *,
+        rngs: nnx.Rngs,
     ):
         self.actor = DeterministicActor(observation_space, num_actions, config, rngs=rngs)
         self.critic = ActionValue(observation_space, num_actions, config, rngs=rngs)
-        self.critic2 = ActionValue(observation_space, num_actions, config, rngs=rngs) if twin else None
+        self.critic2 = (
+            ActionValue(observation_space, num_actions, config, rngs=rngs) if twin else None
+        )
 
     def values(self, obs: Any, action: jax.Array) -> jax.Array:
         """Returns Q of every critic, [critics, ...]."""
@@ -60,10 +72,14 @@ class ActorActionValue(nnx.Module):
 
 
 def _head(in_features: int, out_features: int, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(in_features, out_features, kernel_init=small_uniform, dot_general=product, rngs=rngs)
+    return nnx.Linear(
+        in_features, out_features, kernel_init=small_uniform, dot_general=product, rngs=rngs
+    )
 
 
-def small_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any) -> jax.Array:
+def small_uniform(
+    key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **_: Any
+) -> jax.Array:
     """Draws weights uniformly in [-FINAL_SCALE, FINAL_SCALE)."""
     return jax.random.uniform(key, shape, dtype, -FINAL_SCALE, FINAL_SCALE)
 
@@ -82,6 +98,9 @@ def from_box(space: Box, action: jax.Array) -> jax.Array:
 
 
 def _center_and_half(space: Box, leading: int) -> tuple[np.ndarray, np.ndarray]:
-    bounds = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
+    bounds = (
+        np.broadcast_to(np.asarray(bound, np.float32), space.shape)
+        for bound in (space.low, space.high)
+    )
     low, high = (bound.reshape((1,) * leading + (-1,)) for bound in bounds)
     return (low + high) / 2, (high - low) / 2

@@ -49,7 +49,9 @@ class Ring:
 
     rows: Any  # leaves [num_blocks, capacity + room, ...]
     place: jax.Array  # [num_blocks] int32, where the next row goes
-    position: jax.Array  # [num_blocks] int32, its number: row i of all that were ever written has i % capacity
+    position: (
+        jax.Array
+    )  # [num_blocks] int32, its number: row i of all that were ever written has i % capacity
     size: jax.Array  # [num_blocks] int32, rows that count, numbered 0 .. size - 1
     capacity: int = struct.field(pytree_node=False)
 
@@ -63,7 +65,13 @@ class Replay:
 
 
 def empty_replay(
-    step: Steps, num_envs: int, num_agents: int, num_blocks: int, capacity: int, n_step: int, rollout_length: int
+    step: Steps,
+    num_envs: int,
+    num_agents: int,
+    num_blocks: int,
+    capacity: int,
+    n_step: int,
+    rollout_length: int,
 ) -> Replay:
     """Returns a replay without a row.
 
@@ -82,14 +90,18 @@ def empty_replay(
     if n_step == 1:
         return Replay(ring, None)
     # before the first step nothing was live, so no transition begins there
-    return Replay(ring, jax.tree.map(lambda leaf: zeros(leaf, (num_envs, n_step - 1, num_agents)), step))
+    return Replay(
+        ring, jax.tree.map(lambda leaf: zeros(leaf, (num_envs, n_step - 1, num_agents)), step)
+    )
 
 
 def remember(replay: Replay, steps: Steps, gamma: jax.Array, n_step: int) -> Replay:
     """Returns a replay that holds the live steps of a rollout too, but for those that wait for the next rollout."""
     if replay.pending is not None:
         before = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), replay.pending)
-        steps = jax.tree.map(lambda old, new: jnp.concatenate([old, new.astype(old.dtype)]), before, steps)
+        steps = jax.tree.map(
+            lambda old, new: jnp.concatenate([old, new.astype(old.dtype)]), before, steps
+        )
         last = jax.tree.map(lambda leaf: jnp.swapaxes(leaf[1 - n_step :], 0, 1), steps)
         replay = replay.replace(pending=last)
     transitions, live = n_step_transitions(steps, gamma, n_step)

@@ -27,13 +27,13 @@ from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import average, num_shards, smallest, total
 from wdjax.train.networks.actor_critic import without_mask
-from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.policy import Policy
+from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, PolicyState
 
@@ -94,18 +94,38 @@ class DDPG(Algorithm):
         config = run.policy(name)
         require_bounded_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
         size = config.network.recurrent_size
-        require(size == 0, f"policies.{name}.network.recurrent_size", size, "0: DDPG has no recurrent networks")
+        require(
+            size == 0,
+            f"policies.{name}.network.recurrent_size",
+            size,
+            "0: DDPG has no recurrent networks",
+        )
         heads = list(config.network.head_hidden_sizes)
-        require(not heads, f"policies.{name}.network.head_hidden_sizes", heads, "[]: DDPG has no such layers")
+        require(
+            not heads,
+            f"policies.{name}.network.head_hidden_sizes",
+            heads,
+            "[]: DDPG has no such layers",
+        )
         options, path = config.options, f"policies.{name}"
         for field in ("buffer_size", "batch_size"):
             value = getattr(options, field)
-            require(value % run.blocks == 0, f"{path}.{field}", value, f"a multiple of num_blocks = {run.blocks}")
+            require(
+                value % run.blocks == 0,
+                f"{path}.{field}",
+                value,
+                f"a multiple of num_blocks = {run.blocks}",
+            )
         batch, size = options.batch_size, options.buffer_size
         require(size >= batch, f"{path}.buffer_size", size, f"at least batch_size = {batch}")
         allowed = f"between batch_size = {batch} and buffer_size = {size}"
         require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
-        require(options.n_step <= size, f"{path}.n_step", options.n_step, f"at most buffer_size = {size}")
+        require(
+            options.n_step <= size,
+            f"{path}.n_step",
+            options.n_step,
+            f"at most buffer_size = {size}",
+        )
 
     def make_network(
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
@@ -120,9 +140,14 @@ class DDPG(Algorithm):
         if not config.trainable:
             return PolicyState(params, None, normalizer)
         optimizer = make_optimizer(config, config.max_grad_norm)
-        opt_state = {"actor": optimizer.init(params["actor"]), "critic": optimizer.init(critics_of(params))}
+        opt_state = {
+            "actor": optimizer.init(params["actor"]),
+            "critic": optimizer.init(critics_of(params)),
+        }
         target_params = jax.tree.map(jnp.copy, params)
-        return PolicyState(params, opt_state, normalizer, target_params, gradient_steps=jnp.int32(0))
+        return PolicyState(
+            params, opt_state, normalizer, target_params, gradient_steps=jnp.int32(0)
+        )
 
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
         if not policy.config.trainable or policy.config.options.noise != "ornstein_uhlenbeck":
@@ -146,7 +171,13 @@ class DDPG(Algorithm):
         return Memory(carry, None, replay)
 
     def act(
-        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
+        self,
+        policy: Policy,
+        state: PolicyState,
+        carry: Any,
+        obs: Any,
+        keys: jax.Array,
+        hypers: Hypers,
     ) -> tuple[jax.Array, dict[str, Any], Any]:
         """The actor's action and noise, clipped to the box; uniform until the first gradient step, where so asked.
 
@@ -155,20 +186,35 @@ class DDPG(Algorithm):
         unit, options = actor_of(policy, state, obs), policy.config.options
         if policy.config.trainable:
             keys = jax.vmap(jax.random.split)(keys)
-            noise, carry = explore(options.noise, carry, keys[:, 0], unit.shape, policy.options(hypers))
+            noise, carry = explore(
+                options.noise, carry, keys[:, 0], unit.shape, policy.options(hypers)
+            )
             unit = jnp.clip(unit + noise, -1.0, 1.0)
             if options.uniform_warmup:
-                unit = jnp.where(state.gradient_steps == 0, uniform_actions(keys[:, 1], unit.shape), unit)
+                unit = jnp.where(
+                    state.gradient_steps == 0, uniform_actions(keys[:, 1], unit.shape), unit
+                )
         return to_box(policy.assignment.action_space, unit), {}, carry
 
     def play(
-        self, policy: Policy, state: PolicyState, carry: Any, obs: Any, keys: jax.Array, greedy: bool
+        self,
+        policy: Policy,
+        state: PolicyState,
+        carry: Any,
+        obs: Any,
+        keys: jax.Array,
+        greedy: bool,
     ) -> tuple[jax.Array, Any]:
         """The actor's action, greedy or not: noise belongs to training, and what is learned is without it."""
         return to_box(policy.assignment.action_space, actor_of(policy, state, obs)), carry
 
     def end_of_step(
-        self, policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array | None
+        self,
+        policy: Policy,
+        state: PolicyState,
+        carry: Any,
+        final_obs: Any,
+        truncated: jax.Array | None,
     ) -> dict[str, Any]:
         return {"next_obs": final_obs}
 
@@ -183,12 +229,16 @@ class DDPG(Algorithm):
         options, rows = policy.config.options, rollout.rows[policy.name]
         action = from_box(policy.assignment.action_space, rows.action)  # in [-1, 1]
         over = jnp.broadcast_to(rows.ends(rollout.over), rows.live.shape)
-        steps = Steps(rows.obs, action, rows.reward, rows.next_obs, rows.terminated, over, rows.live)
+        steps = Steps(
+            rows.obs, action, rows.reward, rows.next_obs, rows.terminated, over, rows.live
+        )
         replay = remember(memory.replay, steps, hypers["gamma"], options.n_step)
         ring = replay.ring
         warm = smallest(jnp.min(ring.size)) * (num_blocks * num_shards()) >= options.warmup
         study = functools.partial(gradient_steps, policy, hypers=hypers, ring=ring, key=key)
-        nothing = jax.tree.map(lambda metric: jnp.full_like(metric, jnp.nan), jax.eval_shape(study, state)[1])
+        nothing = jax.tree.map(
+            lambda metric: jnp.full_like(metric, jnp.nan), jax.eval_shape(study, state)[1]
+        )
         state, metrics = jax.lax.cond(warm, study, lambda state: (state, nothing), state)
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
@@ -198,14 +248,20 @@ class DDPG(Algorithm):
         return state, memory.replace(replay=replay), metrics
 
     def losses(
-        self, policy: Policy, before: PolicyState, after: PolicyState, metrics: Mapping[str, jax.Array]
+        self,
+        policy: Policy,
+        before: PolicyState,
+        after: PolicyState,
+        metrics: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
         delay = policy.config.options.policy_delay
         took_steps = after.gradient_steps > before.gradient_steps
         moved = after.gradient_steps // delay > before.gradient_steps // delay  # the actor
 
         def both(critic: str, actor: str) -> jax.Array:
-            return jnp.where(took_steps, metrics[critic], 0.0) + jnp.where(moved, metrics[actor], 0.0)
+            return jnp.where(took_steps, metrics[critic], 0.0) + jnp.where(
+                moved, metrics[actor], 0.0
+            )
 
         return both("critic_loss", "actor_loss"), both("grad_norm_critic", "grad_norm_actor")
 
@@ -213,10 +269,14 @@ class DDPG(Algorithm):
 def require_bounded_box(field: str, space: Any) -> None:
     """Raises TypeError or ValueError where an action space is no Box of real numbers with two bounds for each."""
     if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
-        raise TypeError(f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO.")
+        raise TypeError(
+            f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO."
+        )
     low, high = (np.broadcast_to(bound, space.shape) for bound in (space.low, space.high))
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ValueError(f"{field}: requires an action space with finite bounds, low < high, not {space}")
+        raise ValueError(
+            f"{field}: requires an action space with finite bounds, low < high, not {space}"
+        )
 
 
 def actor_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
@@ -291,7 +351,11 @@ def gradient_step(
     improve = functools.partial(actor_step, policy, hypers=hypers, batch=batch)
     skip = lambda state: (state, dict.fromkeys(ACTOR_METRICS, jnp.float32(0)))  # noqa: E731
     delay = policy.config.options.policy_delay
-    state, own = improve(state) if delay == 1 else jax.lax.cond(state.gradient_steps % delay == 0, improve, skip, state)
+    state, own = (
+        improve(state)
+        if delay == 1
+        else jax.lax.cond(state.gradient_steps % delay == 0, improve, skip, state)
+    )
     return state, metrics | own
 
 
@@ -331,10 +395,17 @@ def actor_step(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: Transition
 ) -> tuple[PolicyState, dict[str, jax.Array]]:
     """One step of the actor, after which the target networks follow. Returns (state, metrics)."""
-    loss, grads = jax.value_and_grad(actor_loss, argnums=2)(policy, state, state.params["actor"], batch)
+    loss, grads = jax.value_and_grad(actor_loss, argnums=2)(
+        policy, state, state.params["actor"], batch
+    )
     loss, grads = average((loss, grads))
     actor, opt_state = descend(
-        policy.config, hypers, hypers["learning_rate"], grads, state.opt_state["actor"], state.params["actor"]
+        policy.config,
+        hypers,
+        hypers["learning_rate"],
+        grads,
+        state.opt_state["actor"],
+        state.params["actor"],
     )
     params = {**state.params, "actor": actor}
     state = state.replace(
