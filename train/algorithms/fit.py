@@ -37,9 +37,8 @@ class Batch:
     target: jax.Array  # of the value
     valid: jax.Array  # bool, the transitions that count
     extra: Any = None  # `Rows.own`, what the algorithm stored while acting; for `evaluate`
-    restart: jax.Array | None = (
-        None  # bool, an episode starts here; recurrent policies only, as is `carry`
-    )
+    # bool, an episode starts here; recurrent policies only, as is `carry`
+    restart: jax.Array | None = None
     carry: Any = None  # ([M, ...] before the first step, [M, ...] at the start of an episode, or None: zeros)
 
     @classmethod

@@ -46,9 +46,8 @@ class Chunk:
     parts: list[Part]  # one for each run
     seconds: float
     compile_seconds: float  # since the chunk before
-    state: TrainState | None = (
-        None  # after it; None where nobody has asked for it, and the device has gone on
-    )
+    # after it; None where nobody has asked for it, and the device has gone on
+    state: TrainState | None = None
     begun: Any = None  # what `Job.begin` started
 
 

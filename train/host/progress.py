@@ -19,9 +19,8 @@ from wdjax.console import Console
 from wdjax.train.config.facts import Fraction, is_scheduled, leaves
 from wdjax.train.config.schema import TrainConfig
 
-SECONDS_BETWEEN = (
-    2.0  # two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
-)
+# two pictures of the bar in a notebook: one takes some 0.1 s, while the device trains
+SECONDS_BETWEEN = 2.0
 
 GO_ON = " Continue with the same command and --resume."
 

@@ -104,9 +104,8 @@ class Team:
     name: str  # as in the configuration; of a policy without a team, that of the policy
     policies: dict[str, Policy]  # by name
     algorithm: Any  # the Algorithm of all of them
-    shared: nnx.GraphDef | None = (
-        None  # structure of what they share (`Algorithm.make_shared`); None: nothing
-    )
+    # structure of what they share (`Algorithm.make_shared`); None: nothing
+    shared: nnx.GraphDef | None = None
 
     @property
     def first(self) -> Policy:

@@ -13,29 +13,24 @@ class Rows(struct.PyTreeNode):
     """Transitions of one policy in a rollout, leaves [T, N, n, ...]: T steps, N replicas, n agents of the policy."""
 
     obs: Any  # observation that the action was chosen on
-    action: (
-        jax.Array
-    )  # as sampled; the environment receives `to_space` of it (networks/distributions.py), clipped
+    # as sampled; the environment receives `to_space` of it (networks/distributions.py), clipped
+    action: jax.Array
     reward: jax.Array  # float32, for the action
     terminated: jax.Array  # bool, the agent terminated in this step or before
     # bool, valid transition: the agent was active before this step, and no opponent acted in its place
     live: jax.Array
-    truncated: jax.Array | None = (
-        None  # bool, the agent was truncated in this step or before; None without truncation
-    )
+    # bool, the agent was truncated in this step or before; None without truncation
+    truncated: jax.Array | None = None
     # bool, the action mask allowed more than one action; None unless `decisions_only`
     decides: jax.Array | None = None
-    final_decides: jax.Array | None = (
-        None  # the same for the final observation; None also without truncation
-    )
+    # the same for the final observation; None also without truncation
+    final_decides: jax.Array | None = None
     # on-policy algorithms:
-    log_prob: jax.Array | None = (
-        None  # float32, log probability of the action when sampled; PPO only
-    )
+    # float32, log probability of the action when sampled; PPO only
+    log_prob: jax.Array | None = None
     value: jax.Array | None = None  # float32, V(obs)
-    final_value: jax.Array | None = (
-        None  # float32, V(final obs) where truncated, else 0; None without truncation
-    )
+    # float32, V(final obs) where truncated, else 0; None without truncation
+    final_value: jax.Array | None = None
     # off-policy algorithms, and feed-forward ones with truncation:
     next_obs: Any = None  # observation after the step, before any reset
     own: Any = None  # additional fields of a custom algorithm
@@ -80,7 +75,6 @@ class Rollout(struct.PyTreeNode):
     episode_info: dict[str, jax.Array]  # [T, N], the environment's own statistics
     # of each replica, once for all its agents; None unless an algorithm `keeps` it
     global_state: jax.Array | None = None  # [T, N, S], before the step
-    final_global_state: jax.Array | None = (
-        None  # [T, N, S], after the step, before any reset; None without truncation
-    )
+    # [T, N, S], after the step, before any reset; None without truncation
+    final_global_state: jax.Array | None = None
     last_global_state: jax.Array | None = None  # [N, S], after the last step

@@ -18,9 +18,8 @@ class PolicyState(struct.PyTreeNode):
 
     params: Any  # network parameters
     opt_state: Any  # optimizer state; None if not trainable
-    normalizer: Normalizer | None = (
-        None  # running statistics of observations and rewards; None if not normalized
-    )
+    # running statistics of observations and rewards; None if not normalized
+    normalizer: Normalizer | None = None
     target_params: Any = None  # target network parameters; DDPG only
     gradient_steps: jax.Array | None = None  # () int32, gradient steps taken; DDPG only
     own: Any = None  # additional state of a custom algorithm
@@ -33,9 +32,8 @@ class Memory(struct.PyTreeNode):
     discounted_return: (
         jax.Array | None
     )  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
-    replay: Any = (
-        None  # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
-    )
+    # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
+    replay: Any = None
     own: Any = None  # additional memory of a custom algorithm, leaves [N, ...]
 
 
@@ -49,18 +47,16 @@ class PoolState(struct.PyTreeNode):
     networks: (
         PolicyState | None
     )  # acting states of snapshots, then of other runs, leaves [networks, ...]
-    standings: Any = (
-        None  # win rates against the opponents (rollout/standings.py); None if not recorded
-    )
+    # win rates against the opponents (rollout/standings.py); None if not recorded
+    standings: Any = None
 
 
 class BlockState(struct.PyTreeNode):
     """The opponent in each block of replicas, sharded with them."""
 
     active: jax.Array  # [num_blocks] int32: number of the opponent, PRESENT or REPLACED
-    since: jax.Array | None = (
-        None  # [num_blocks] int32: env steps since it changed; None if not recorded
-    )
+    # [num_blocks] int32: env steps since it changed; None if not recorded
+    since: jax.Array | None = None
 
 
 class Opponents(struct.PyTreeNode):

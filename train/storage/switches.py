@@ -14,9 +14,8 @@ REQUIRED = (
 )  # with another value the run is another one
 _ROUNDING = "jax_default_matmul_precision"
 _VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
-DETERMINISTIC = (
-    "--xla_gpu_deterministic_ops=true"  # stored with every checkpoint, and compared there
-)
+# stored with every checkpoint, and compared there
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 def switches() -> dict[str, Any]:
