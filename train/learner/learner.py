@@ -24,10 +24,11 @@ from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.hypers import Hypers, logged_schedules
 from wdjax.train.state.metric import beside, values_of
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.rollout_metrics import Metrics, episode_metrics
+from wdjax.train.state.rollout_metrics import episode_metrics
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.sharding import spread, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState, current_hypers
+from wdjax.train.state.types import Metrics
 
 
 class Run(Protocol):

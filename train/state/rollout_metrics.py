@@ -94,8 +94,7 @@ from wdjax.train.devices.moments import (
 from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout, Rows
-
-Metrics = dict[str, jax.Array | Metric]
+from wdjax.train.state.types import Metrics
 
 
 def rollout_metrics(policy: Policy, rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:
