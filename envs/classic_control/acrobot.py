@@ -57,7 +57,7 @@ class Params(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Acrobot(ClassicControl):
+class Acrobot(ClassicControl[State]):
     """One agent chooses one of three torques, Discrete(3).
 
     It observes the cosine and sine of both angles and both angular speeds.

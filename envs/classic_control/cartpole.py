@@ -51,7 +51,7 @@ class Params(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class CartPole(ClassicControl):
+class CartPole(ClassicControl[State]):
     """One agent pushes the cart left or right, Discrete(2).
 
     It observes (x, x_dot, theta, theta_dot).

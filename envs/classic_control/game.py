@@ -1,7 +1,7 @@
 """Base class and helpers of the classic control environments."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,11 @@ import numpy as np
 
 from wdjax.env import Env, require_action
 
+StateT = TypeVar("StateT")
+
 
 @dataclasses.dataclass(frozen=True)
-class ClassicControl(Env):
+class ClassicControl(Env, Generic[StateT]):
     """Single-agent environment with `time` in its state and `episode_length` in its params.
 
     An environment defines its physics: `start`, `dynamics`, `is_over`, `reward` and `observe`.
@@ -19,12 +21,14 @@ class ClassicControl(Env):
 
     cheap_reset: ClassVar[bool] = True
 
-    def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
+    def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, StateT]:
         """Return the first observation and the state drawn by `start`."""
         state = self.start(key)
         return self.observe(state, params), state
 
-    def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
+    def step(
+        self, key: jax.Array, state: StateT, action: jax.Array, params: Any
+    ) -> tuple[jax.Array, StateT, jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
         """Advance by one step of `dynamics`, unless the episode has terminated."""
         require_action(self, action, params, owner=ClassicControl)
         over_before = self.is_over(state, params)
@@ -32,7 +36,7 @@ class ClassicControl(Env):
         held = jax.tree.map(lambda old, new: jnp.where(over_before, old, new), state, moved)
         state = held.replace(time=moved.time)
         terminated = self.is_over(state, params)
-        truncated = (state.time >= params.episode_length) & ~terminated
+        truncated = (moved.time >= params.episode_length) & ~terminated
         reward = self.reward(action, over_before, terminated)
         return self.observe(state, params), state, reward, terminated, truncated, {}
 

@@ -42,7 +42,7 @@ class Params(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class MountainCar(ClassicControl):
+class MountainCar(ClassicControl[State]):
     """One agent pushes the car left, not at all, or right, Discrete(3).
 
     It observes (position, velocity).

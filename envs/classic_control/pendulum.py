@@ -41,7 +41,7 @@ class Params(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pendulum(ClassicControl):
+class Pendulum(ClassicControl[State]):
     """One agent applies a torque to the rod, Box of shape (1,).
 
     It observes (cos theta, sin theta, theta_dot).
