@@ -143,6 +143,7 @@ DDPG = {
     "policy_delay": 2,
     "n_step": 3,
     "noise": "ornstein_uhlenbeck",
+    "noise_stddev": 0.2,
     "target_noise": 0.2,
     "batch_size": 16,
     "buffer_size": 256,

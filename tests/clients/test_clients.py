@@ -45,7 +45,7 @@ def team_config(algorithm, **changes):
 
 def cartpole(algorithm, **changes):
     own = {"policies.agent.algorithm": algorithm, "num_envs": 16}
-    return load_config("cartpole_ppo", **own, **changes)
+    return load_config("cartpole_ppo", **{**own, **changes})
 
 
 def leaves_of(tree):
@@ -142,7 +142,12 @@ def test_policies_of_a_team_are_evaluated_alone():
 @pytest.mark.parametrize(
     ("algorithm", "changes", "updates", "at_least"),
     [
-        ("lstm:LSTMPPO", {"policies.agent.network.recurrent_size": 16}, 40, 60),
+        (
+            "lstm:LSTMPPO",
+            {"policies.agent.network.recurrent_size": 16, "policies.agent.minibatches": 2},
+            40,
+            60,
+        ),
         ("rnd:RND", {"policies.agent.bonus": 0.1}, 40, 60),
         (
             "openes:OpenES",
