@@ -229,16 +229,23 @@ def picture(name: str) -> str:
 # --- reference ---
 
 
-def names(package: str) -> str:
-    """Return directives that document every public name of a package, in alphabetical order."""
+def names(package: str, parent: str = "") -> str:
+    """Return directives that document every public name of a package, in alphabetical order.
+
+    Classes that `parent` exports, too, are documented there: here is a link to each.
+    """
     with mock.patch("builtins.print"):  # importing jaxmarl prints, and replaces sys.stdout
         module = import_module(package)
         public = {name: getattr(module, name) for name in sorted(module.__all__)}
+    outer = import_module(parent).__all__ if parent else ()
     entries = [
         _entry(package, name, value)
         for name, value in public.items()
-        if not inspect.ismodule(value)
+        if not inspect.ismodule(value) and name not in outer
     ]
+    links = ", ".join(f":py:obj:`{parent}.{name}`" for name in public if name in outer)
+    if links:
+        entries = [f"Also exported by ``{parent}``, and documented there: {links}.\n", *entries]
     return "\n".join(["```{eval-rst}", *entries, "```"])
 
 

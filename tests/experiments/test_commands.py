@@ -241,9 +241,10 @@ def test_a_dry_run_describes_the_run(capsys, monkeypatch, tmp_path):
         f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} transitions per update"
         in out
     )
-    times = own.epochs * own.minibatches
+    options = own.options
+    times = options.epochs * options.minibatches
     assert (
-        f"{times:,} gradient steps on {config.env_steps_per_update // own.minibatches:,} transitions each, "
+        f"{times:,} gradient steps on {config.env_steps_per_update // options.minibatches:,} transitions each, "
         in out
     )
     assert f", {times * updates:,} in the run" in out
