@@ -12,7 +12,8 @@ import re
 import shutil
 import textwrap
 import tokenize
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -254,7 +255,7 @@ def _entry(package: str, name: str, value: Any) -> str:
     if inspect.isclass(value):
         members = "" if "Config" in name or issubclass(value, Exception) else "   :members:\n"
         return f".. autoclass:: {package}.{name}\n{members}"
-    if callable(value):
+    if callable(value) and not typing.get_args(value):
         return f".. autofunction:: {package}.{name}\n"
     return f".. py:data:: {package}.{name}\n\n   {_describe_constant(value)}\n"
 
@@ -267,6 +268,8 @@ def _describe_constant(value: Any) -> str:
         )
     if isinstance(value, dict):
         return f"Name -> (color on light ground, color on dark ground): {', '.join(value)}."
+    if typing.get_origin(value) is Callable:
+        return "Type of callbacks: callback(run, row); True ends the run."
     return f"One of {', '.join(part.__name__ for part in value.__args__)}."
 
 

@@ -3,23 +3,25 @@
     wdjax train cartpole_ppo --auto-scale
 
 num_envs is doubled while the compiled program fits into memory and a short measurement is faster.
-`compiled.memory_analysis()` provides the memory before a program runs.
+`wdjax.train.compile_run` provides the memory before a program runs.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from rich.table import Column, Table
 
 from wdjax.checks import one_line, require
-from wdjax.train import TrainConfig, make_learner
-from wdjax.train.devices.memory import bytes_free, bytes_needed
-from wdjax.train.host.chunks import most_updates, play, room
-from wdjax.train.host.programs import Program, compile_chunk
-from wdjax.train.learner.init import abstract_state
-from wdjax.train.learner.validate import validate
+from wdjax.train import (
+    CompiledRun,
+    TrainConfig,
+    TrainState,
+    change_config,
+    compile_run,
+    make_learner,
+)
+from wdjax.train.devices.memory import bytes_free
 
 WORTH = 1.05  # smallest increase in speed for which a size is doubled
 FEWEST_UPDATES = 20  # a run must keep this many to learn
@@ -45,21 +47,21 @@ def measure(config: TrainConfig, budget: int) -> Trial:
     """Compile the program of a run, and run it for a second if it fits."""
     trial = Trial(config.num_envs, config.rollout_length)
     try:
-        validate(config)
+        change_config(config)  # validates it
     except ValueError as error:  # for example minibatches that do not divide it
         return dataclasses.replace(trial, words=one_line(error))
     try:
         learner = make_learner(config)
-        program, _ = compile_chunk(learner, abstract_state(learner.setup), room(config))
+        run = compile_run(learner)
         shared = (
             learner.setup.num_devices if jax.default_backend() == "cpu" else 1
         )  # a CPU's devices share its memory
-        trial = dataclasses.replace(trial, memory=shared * bytes_needed(program))
+        trial = dataclasses.replace(trial, memory=shared * run.memory)
         if trial.memory > budget:
             words = f"not run: needs {in_words(trial.memory)}, {in_words(budget)} available"
             return dataclasses.replace(trial, words=words)
-        size = min(most_updates(config), FEW)
-        seconds = time_of(program, learner.init(jax.random.key(config.seed)), size) / size
+        size = min(config.num_updates, FEW)
+        seconds = time_of(run, learner.init(jax.random.key(config.seed)), size) / size
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -67,13 +69,12 @@ def measure(config: TrainConfig, budget: int) -> Trial:
     return dataclasses.replace(trial, env_steps_per_second=config.env_steps_per_update / seconds)
 
 
-def time_of(program: Program, state: Any, size: int) -> float:
+def time_of(run: CompiledRun, state: TrainState, size: int) -> float:
     """Return the seconds of `size` updates: the shortest of all calls within SECONDS."""
-    state, times = play(program, state, 1).state, []
+    (state, _), times = run.time(state, 1), []
     while sum(times) < SECONDS:
-        played = play(program, state, size)
-        state = played.state
-        times.append(played.seconds)
+        state, seconds = run.time(state, size)
+        times.append(seconds)
     return min(times)
 
 

@@ -34,9 +34,9 @@ import jax
 from wdjax.checks import did_you_mean, one_line, require
 from wdjax.console import Console, keep_output
 from wdjax.named import find_modules_here
-from wdjax.train.devices.processes import STOPPED, VARIABLES, flag, is_launched, leaving
-from wdjax.train.devices.startup import find_devices, no_garbage_collection, wake_device
-from wdjax.train.host.failures import FAILURES
+from wdjax.train import BadNumbersError, FailedCheckError
+from wdjax.train.devices.processes import STOPPED, is_one_of_several, leaving
+from wdjax.train.devices.startup import no_garbage_collection, wake_device
 from wdjax.version import __version__
 
 USAGE = """\
@@ -79,6 +79,9 @@ HINTS = {
     "resume": "use wdjax train PRESET --resume", "evaluate": "did you mean 'eval'?",
     "play": "did you mean 'render'?", "search": "use wdjax sweep PRESET --search N", "version": "use wdjax --version",
 }  # fmt: skip
+
+
+FAILURES = (BadNumbersError, FailedCheckError)  # of a run; exit status 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -136,7 +139,7 @@ def call(command: str, *rest: str) -> None:
         try:
             run(list(rest))
         except (RuntimeError, AssertionError):
-            find_devices()  # raises if jax has no device, which is then the cause
+            wake_device().result()  # raises if jax has no device, which is then the cause
             raise
         sys.stdout.flush()
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
@@ -188,9 +191,8 @@ IN_A_MINUTE = "quick version:"
 def list_all(arguments: list[str]) -> None:
     """wdjax list: print environments, presets and bundled runs."""
     from wdjax.envs import list_envs
-    from wdjax.train import list_presets
-    from wdjax.train.learner.saved import list_references
-    from wdjax.train.load import ALIASES, preset_path
+    from wdjax.train import list_presets, list_references, preset_path
+    from wdjax.train.load import ALIASES
 
     if arguments:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
@@ -211,7 +213,7 @@ def list_all(arguments: list[str]) -> None:
 def cost_of(path: Path) -> str:
     """Return the cost of a preset: env steps, and "Costs:" and "Quick version:" of its header."""
     from wdjax.train import TrainConfig
-    from wdjax.train.config.reading import read_yaml
+    from wdjax.yaml_reader import read_yaml
 
     steps = (
         f"{int(read_yaml(path).get('total_env_steps', TrainConfig.total_env_steps)):,} env steps"
@@ -235,7 +237,9 @@ _FIRST = (
     "--dry-run",
     "--deterministic",
     "--trust",
-    *map(flag, VARIABLES),
+    "--coordinator",
+    "--num-processes",
+    "--process-id",
 )
 
 _AWAKE: list[Future] = []  # result of `wake_device`: jax reports an unusable device only once
@@ -247,12 +251,13 @@ def wakes_at_once(command: str, arguments: Sequence[str]) -> bool:
     This is done for a bundled preset in one process, without custom code, which may have to run
     first. After an invalid flag, the process ends once the device is initialised.
     """
-    several = is_launched() or any(name in os.environ for name in VARIABLES.values())
     named = any(
         (Path(__file__).parent / "configs" / f"{name}.yaml").is_file() for name in arguments[:1]
     )
     early = lambda text: text == "--env" or ":" in text or text.replace("_", "-").startswith(_FIRST)  # noqa: E731
-    return command == "train" and named and not several and not any(map(early, arguments))
+    if command != "train" or not named or is_one_of_several():
+        return False
+    return not any(map(early, arguments))
 
 
 def import_trainer() -> type:

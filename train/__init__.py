@@ -9,35 +9,53 @@ if TYPE_CHECKING:
     from wdjax.train.algorithms.on_policy import OnPolicy
     from wdjax.train.algorithms.ppo import PPO
     from wdjax.train.algorithms.returns import gae
-    from wdjax.train.config.facts import traced
+    from wdjax.train.config.env_params import complete_env_params
+    from wdjax.train.config.facts import Fraction, Schedule, traced
     from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.config.trust import custom_modules
     from wdjax.train.evaluation.episodes import Episodes, statistics
     from wdjax.train.evaluation.evaluate import cross_play, evaluate
+    from wdjax.train.evaluation.export import export_policy
     from wdjax.train.evaluation.players import Player
     from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
     from wdjax.train.evaluation.trajectory import Trajectory, record_episode, save_episode
-    from wdjax.train.host.failures import BadNumbersError
+    from wdjax.train.host.callbacks import Callback
+    from wdjax.train.host.compiled import CompiledRun, compile_run
+    from wdjax.train.host.determinism import make_deterministic
+    from wdjax.train.host.failures import BadNumbersError, FailedCheckError
     from wdjax.train.host.plots import save_curves
     from wdjax.train.learner.bad_numbers import describe_bad_numbers
     from wdjax.train.learner.learner import Learner, make_learner
-    from wdjax.train.load import list_presets, load_config, load_policy, load_run
+    from wdjax.train.learner.saved import list_references
+    from wdjax.train.load import (
+        change_config,
+        list_presets,
+        load_config,
+        load_policy,
+        load_run,
+        preset_path,
+    )
     from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.networks.encoders import register_encoder
     from wdjax.train.population.population import Population
     from wdjax.train.state.algorithm import Algorithm
-    from wdjax.train.state.registry import register_algorithm
+    from wdjax.train.state.registry import find_algorithm, read_config, register_algorithm
     from wdjax.train.state.rows import Rows
     from wdjax.train.state.state import Memory, PolicyState, TrainState, with_hypers
+    from wdjax.train.storage.folder import plain_config
     from wdjax.train.storage.metrics_log import read_metrics
     from wdjax.train.trainer import Trainer
 
 __all__ = [
-    "A2C", "PPO", "Algorithm", "BadNumbersError", "Episodes", "Learner", "Memory", "NetworkConfig", "OnPolicy",
-    "Player", "PolicyConfig", "PolicyState", "Population", "Rows", "TrainConfig", "TrainState", "TrainedPolicy",
-    "Trainer", "Trajectory", "cross_play", "describe_bad_numbers", "evaluate", "gae", "list_presets", "load_config",
-    "load_policy", "load_run", "make_learner", "read_metrics", "record_episode", "register_algorithm",
-    "register_encoder", "sample_blocks", "save_curves", "save_episode", "statistics", "traced", "trained_policy",
-    "with_hypers",
+    "A2C", "PPO", "Algorithm", "BadNumbersError", "Callback", "CompiledRun", "Episodes", "FailedCheckError",
+    "Fraction", "Learner", "Memory", "NetworkConfig", "OnPolicy", "Player", "PolicyConfig",
+    "PolicyState", "Population", "Rows", "Schedule", "TrainConfig", "TrainState", "TrainedPolicy",
+    "Trainer", "Trajectory", "change_config", "compile_run", "complete_env_params", "cross_play", "custom_modules",
+    "describe_bad_numbers", "evaluate", "export_policy", "find_algorithm", "gae", "list_presets",
+    "list_references", "load_config", "load_policy", "load_run", "make_deterministic",
+    "make_learner", "plain_config", "preset_path", "read_config", "read_metrics", "record_episode",
+    "register_algorithm", "register_encoder", "sample_blocks", "save_curves", "save_episode",
+    "statistics", "traced", "trained_policy", "with_hypers",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wdjax.checks import require_known
-from wdjax.train.config.reading import read_yaml, set_dotted
+from wdjax.train.config.reading import set_dotted
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
@@ -19,6 +19,7 @@ from wdjax.train.state.hypers import OLD_BLOCK
 from wdjax.train.state.registry import flat_policy, policy_fields, read_config, without_old_options
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import CONFIG, trusted_values, without_version
+from wdjax.yaml_reader import read_yaml
 
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 
@@ -58,10 +59,18 @@ def load_config(
 def change_config(
     config: TrainConfig, *, trust: Collection[str] | None = None, **changes: Any
 ) -> TrainConfig:
-    """Returns a configuration with changes, named, checked and refused as by `load_config`.
+    """Change a configuration and validate the result; without changes, only validate it.
 
     Args:
-        trust: modules that changes which were read from a folder may name; None: they are the user's word.
+        config: the configuration, which stays as it is.
+        trust: modules from which the changes may import code, besides those that `config` names. None: any module.
+        **changes: fields of TrainConfig, as for `load_config`.
+
+    Returns:
+        The new configuration.
+
+    Raises:
+        ValueError, TypeError: as `load_config`.
     """
     raw = dataclasses.asdict(config)
     return _changed(raw, changes, None if trust is None else with_own(trust, config))
@@ -119,7 +128,15 @@ def list_presets() -> list[str]:
 
 
 def preset_path(preset: str | Path) -> Path:
-    """Returns the file of a preset, or the path itself where it ends in .yaml."""
+    """Return the YAML file of a preset.
+
+    Args:
+        preset: name of a preset, or the path of a YAML file, which is returned.
+
+    Raises:
+        ValueError, TypeError: if the preset is unknown; the message has the closest name.
+        FileNotFoundError: if the file does not exist.
+    """
     if not isinstance(preset, (str, Path)):
         raise TypeError(
             f"preset = {preset!r}: must be the name of a preset, the path of a YAML file, or a mapping"
@@ -154,8 +171,9 @@ def load_run(
     """Load the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:
-        run_folder: folder of the run, or a bundled run such as "reference:tag_continuous".
-        best: load the best checkpoint instead.
+        run_folder: folder of the run, or a bundled run such as "reference:tag_continuous". "runs/a@best" and
+            "runs/a@120" select a checkpoint.
+        best: load the best checkpoint instead, if `run_folder` selects none.
         num_updates: load the checkpoint after this number of updates instead.
         trust: modules (with their submodules) from which the run may import its encoder, algorithm or environment, in
             addition to wdjax and installed packages with entry points for wdjax.
@@ -167,15 +185,10 @@ def load_run(
         FileNotFoundError: if the run or the checkpoint does not exist.
         ValueError: if the run names code in an untrusted module, which is not imported.
     """
-    setup, state = read_run(run_folder, best, num_updates, trust)
-    return learner_of(setup), state
-
-
-def load_named(
-    run: str, default: str = "newest", trust: Collection[str] = ()
-) -> tuple[Learner, TrainState]:
-    """Returns what `load_run` does, of a checkpoint named as for `split_checkpoint`: "runs/a@best"."""
-    setup, state = read_named(run, default, trust)
+    if num_updates is None:
+        setup, state = read_named(str(run_folder), "best" if best else "newest", trust)
+    else:
+        setup, state = read_run(run_folder, best, num_updates, trust)
     return learner_of(setup), state
 
 
@@ -197,4 +210,4 @@ def load_policy(
         ValueError: if the policy is unknown (the message has the closest name), or the run names code in an untrusted
             module.
     """
-    return trained_policy(*load_named(str(run), trust=trust), policy)
+    return trained_policy(*load_run(run, trust=trust), policy)

@@ -7,10 +7,11 @@ read.
 import contextlib
 import errno
 import functools
+import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,6 +96,21 @@ def read_text(path: str | Path, most: int = MOST_BYTES, errors: str = "strict") 
     """Return the UTF-8 text of a regular file; raises the errors of `open_regular`."""
     with open_regular(path, "r", most, encoding="utf8", errors=errors) as stream:
         return stream.read()
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file. Raise ValueError, naming the file, for invalid JSON."""
+    try:
+        return json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+
+
+def require_fields(file: Path, content: Any, **kinds: type) -> None:
+    """Raise ValueError, naming the file, unless its content has these fields with these types."""
+    for name, kind in kinds.items():
+        if not (isinstance(content, Mapping) and isinstance(content.get(name), kind)):
+            raise ValueError(f"{file} is damaged: it must contain {name}, a {kind.__name__}")
 
 
 def write_text(path: str | Path, text: str, sync: bool = False) -> None:

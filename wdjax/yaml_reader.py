@@ -1,6 +1,7 @@
 """YAML reader for config.yaml, presets, sweep.yaml and calibrations, which may be untrusted."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,30 @@ def read_yaml_value(source: Path | str) -> Any:
         raise ValueError(f"{name}: invalid YAML: {_yaml_words(error)}") from None
     except RecursionError:
         raise ValueError(f"{name}: invalid YAML: nested too deeply") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file.
+
+    Raises:
+        OSError, ValueError: as `read_yaml_value`, and for a file without a mapping.
+    """
+    content = read_yaml_value(path)
+    if not isinstance(content, dict):
+        held = "nothing" if content is None else type(content).__name__
+        raise ValueError(f"{path}: must contain a mapping of fields, not {held}")
+    return content
+
+
+def flat(values: Any, path: str = "") -> dict[str, Any]:
+    """Return dotted name -> value of nested mappings, with `path` before the names."""
+    if not isinstance(values, Mapping):
+        return {path: values}
+    return {
+        k: v
+        for name, item in values.items()
+        for k, v in flat(item, f"{path}.{name}" if path else name).items()
+    }
 
 
 def _yaml_words(error: Exception) -> str:

@@ -21,7 +21,6 @@ from wdjax.experiments.benchmarks.timing import machine, rates
 from wdjax.playing import PlayState, Transition, play, start_play, uniform_action
 from wdjax.train import Learner, TrainConfig, TrainState, make_learner
 from wdjax.train.host.programs import compile_lowered, compiler_options
-from wdjax.train.rollout.scan import rollout
 from wdjax.vector import VectorEnv, VectorState, vectorize
 
 
@@ -238,10 +237,8 @@ def act(learner: Learner, num_rollouts: int, state: TrainState) -> tuple[TrainSt
     """Run rollouts, each stored whole. Return (state, the sum of all stored values, () float32)."""
 
     def one(carry: tuple[TrainState, jax.Array], _: None) -> tuple[tuple, None]:
-        state, total = carry
-        key, next_key = jax.random.split(state.key)
-        state, stored = rollout(learner.setup, state, key)
-        return (state.replace(key=next_key), total + sum_of(stored)), None
+        state, rollout = learner.rollout(carry[0])
+        return (state, carry[1] + sum_of(rollout)), None
 
     return jax.lax.scan(one, (state, jnp.float32(0)), length=num_rollouts)[0]
 

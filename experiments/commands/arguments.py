@@ -14,7 +14,8 @@ import numpy as np
 import tyro
 
 from wdjax.checks import did_you_mean, one_line, require
-from wdjax.train.config.facts import Fraction, Schedule, words_of
+from wdjax.train import Fraction, Schedule
+from wdjax.train.config.facts import words_of
 from wdjax.train.state.registry import policy_fields
 
 _OF_MODULES = (

@@ -7,8 +7,7 @@ from wdjax.experiments.commands.players import EvalArguments, ExportArguments, R
 from wdjax.experiments.commands.report import ReportArguments
 from wdjax.experiments.commands.sweep import SweepArguments
 from wdjax.experiments.commands.train import TrainArguments
-from wdjax.train import TrainConfig, list_presets, load_config
-from wdjax.train.config.env_params import complete_env_params
+from wdjax.train import TrainConfig, complete_env_params, list_presets, load_config
 from wdjax.train.state.registry import known_fields
 
 SCRIPT = """\

@@ -14,21 +14,22 @@ from wdjax.console import Console
 from wdjax.metric_names import EVALUATED, STANDARD_ERROR, user_space
 from wdjax.named import announced
 from wdjax.tables import brief
-from wdjax.train import PolicyConfig, TrainConfig, read_metrics
-from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.facts import default_of, in_env_steps
-from wdjax.train.config.reading import read_yaml
-from wdjax.train.host.plots import policies_of
-from wdjax.train.load import preset_path
-from wdjax.train.state.registry import known_fields, read_config
-from wdjax.train.storage.folder import (
-    CONFIG,
-    MADE_WITH,
-    VERSION,
-    flat,
+from wdjax.train import (
+    PolicyConfig,
+    TrainConfig,
+    complete_env_params,
     plain_config,
-    without_version,
+    preset_path,
+    read_config,
+    read_metrics,
 )
+from wdjax.train.config.facts import default_of, in_env_steps
+from wdjax.train.host.plots import policies_of
+from wdjax.train.state.registry import known_fields
+from wdjax.yaml_reader import flat, read_yaml
+
+CONFIG = "config.yaml"  # of a run
+VERSION, MADE_WITH = "wdjax", "made_with"  # its fields on versions and device
 
 
 def diff(arguments: list[str]) -> None:
@@ -99,9 +100,9 @@ def fields_of(run: str) -> dict[str, Any]:
             )
         file = preset_path(run)
     raw = read_yaml(file)
-    written_by = flat({name: raw[name] for name in (VERSION, MADE_WITH) if name in raw})
-    config = read_config(without_version(raw), imports=False)
-    return written_by | flat(plain_config(in_env_steps(config, config.total_env_steps)))
+    written_by = {name: raw.pop(name) for name in (VERSION, MADE_WITH) if name in raw}
+    config = read_config(raw, imports=False)
+    return flat(written_by) | flat(plain_config(in_env_steps(config, config.total_env_steps)))
 
 
 def with_env_params(fields: Mapping[str, Any]) -> Mapping[str, Any]:

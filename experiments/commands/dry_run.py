@@ -7,16 +7,19 @@ from collections.abc import Collection, Iterator, Sequence
 import jax
 
 from wdjax.experiments.auto_scale import in_words
-from wdjax.train import PolicyConfig, TrainConfig, make_learner
-from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.devices.memory import bytes_free, bytes_needed
-from wdjax.train.host.chunks import room
-from wdjax.train.host.programs import compile_chunk, telling
+from wdjax.train import (
+    PolicyConfig,
+    TrainConfig,
+    compile_run,
+    complete_env_params,
+    make_learner,
+    plain_config,
+    read_config,
+)
+from wdjax.train.devices.memory import bytes_free
 from wdjax.train.host.progress import schedule_warnings
-from wdjax.train.learner.init import abstract_state
-from wdjax.train.state import Policy
-from wdjax.train.state.registry import read_config
-from wdjax.train.storage.folder import flat, plain_config
+from wdjax.train.learning import Policy
+from wdjax.yaml_reader import flat
 
 
 def dry_run(
@@ -49,16 +52,14 @@ def dry_run(
         f"{jax.devices()[0].device_kind}"
     )
     yield from schedule_warnings(config, learner.config)
-    state = abstract_state(learner.setup)
+    state = learner.shapes
     for name, policy in learner.setup.policies.items():
         size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.policies[name].params))
         yield f"{name}: {policy.config.algorithm}, {size:,} parameters; {batches(config, policy)}"
-    told: list[str] = []
-    with telling(told.append):
-        program, seconds = compile_chunk(learner, state, room(config))
-    yield from told
-    needed, free = bytes_needed(program), bytes_free()
-    yield f"{in_words(needed)} of memory per device ({in_words(free)} free); compiled in {seconds:.1f} s"
+    run = compile_run(learner)
+    yield from run.kernels
+    memory = f"{in_words(run.memory)} of memory per device ({in_words(bytes_free())} free)"
+    yield f"{memory}; compiled in {run.seconds:.1f} s"
 
 
 def changed_fields(config: TrainConfig) -> list[str]:

@@ -28,10 +28,16 @@ from wdjax.experiments.commands.matrix import (
 )
 from wdjax.files import make_folder_inside
 from wdjax.rendering import require_output
-from wdjax.train import Player, cross_play, save_episode, statistics, trained_policy
-from wdjax.train.evaluation.export import export_policy
+from wdjax.train import (
+    Player,
+    cross_play,
+    export_policy,
+    load_run,
+    save_episode,
+    statistics,
+    trained_policy,
+)
 from wdjax.train.learner.saved import split_checkpoint
-from wdjax.train.load import load_named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +136,9 @@ def evaluate(arguments: list[str]) -> None:
     which = "best" if parsed.best else parsed.checkpoint
     require_tables(parsed.output)
     require_seed(parsed.seed)
-    first, *others = [Player(run, *load_named(run, which, parsed.trust)) for run in parsed.runs]
+    chosen = ["@".join(map(str, split_checkpoint(run, which))) for run in parsed.runs]
+    players = zip(parsed.runs, chosen, strict=True)
+    first, *others = [Player(run, *load_run(own, trust=parsed.trust)) for run, own in players]
     for line in other_params(first, others):
         Console().print(line, soft_wrap=True)
     cells = cross_play(
@@ -164,9 +172,7 @@ def render(arguments: list[str]) -> None:
         require_output(parsed.output, field="--output")
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
-    player = Player(
-        parsed.run, *load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
-    )
+    player = Player(parsed.run, *load_run(parsed.run, parsed.best, trust=parsed.trust))
     default = None if parsed.npz else _folder(parsed.run) / "episode.gif"
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(
@@ -179,7 +185,7 @@ def export(arguments: list[str]) -> None:
     """Run `wdjax export`."""
     require_run("export", arguments)
     parsed = parse(ExportArguments, "wdjax export", arguments)
-    learner, state = load_named(parsed.run, "best" if parsed.best else "newest", parsed.trust)
+    learner, state = load_run(parsed.run, parsed.best, trust=parsed.trust)
     policies = [
         trained_policy(learner, state, name) for name in parsed.policies or learner.config.policies
     ]

@@ -24,17 +24,30 @@ from wdjax.experiments.commands.arguments import (
     require_run,
     require_seed,
 )
-from wdjax.experiments.commands.diff import differing, fields_of, last_metrics
+from wdjax.experiments.commands.diff import (
+    CONFIG,
+    MADE_WITH,
+    VERSION,
+    differing,
+    fields_of,
+    last_metrics,
+)
 from wdjax.experiments.commands.matrix import matrix_tables, other_params
 from wdjax.experiments.report.curves import BAND, Row, draw_panels
 from wdjax.experiments.report.page import Section, folded, of_terminal, page
 from wdjax.files import write_text
 from wdjax.tables import html_table
-from wdjax.train import Player, cross_play, read_metrics, save_episode, statistics
+from wdjax.train import (
+    Player,
+    cross_play,
+    load_run,
+    read_metrics,
+    save_episode,
+    statistics,
+)
 from wdjax.train.host.plots import spreads_of
 from wdjax.train.learner.saved import split_checkpoint
-from wdjax.train.load import load_named
-from wdjax.train.storage.folder import CONFIG, MADE_WITH, RESUMABLE, VERSION, require_held
+from wdjax.train.storage.folder import RESUMABLE, require_held
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Fields that do not distinguish configurations: seed, machine, and how a run was supervised.
@@ -87,7 +100,7 @@ def report(arguments: list[str]) -> None:
         of_curves({group: [rows[i] for i in places] for group, places in groups.items()}),
         of_speed(names, rows),
     ]
-    load = functools.cache(functools.partial(load_named, trust=parsed.trust))
+    load = functools.cache(functools.partial(load_run, trust=parsed.trust))
     firsts = [places[0] for places in groups.values()]
     if parsed.episodes:
         sections.append(

@@ -22,18 +22,24 @@ from wdjax.experiments.commands.arguments import (
     parse,
     require_preset,
 )
+from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic
-from wdjax.train import TrainConfig, list_presets, load_config, make_learner
-from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.config.trust import untrusted_code, with_own
-from wdjax.train.devices.processes import STOPPED, connect, is_first
+from wdjax.train import (
+    TrainConfig,
+    change_config,
+    complete_env_params,
+    custom_modules,
+    find_algorithm,
+    list_presets,
+    load_config,
+    make_deterministic,
+    make_learner,
+    preset_path,
+    read_config,
+)
+from wdjax.train.devices.processes import STOPPED, connect
 from wdjax.train.devices.startup import no_garbage_collection
-from wdjax.train.host.determinism import make_deterministic
-from wdjax.train.learner.validate import validate
-from wdjax.train.load import preset_path
-from wdjax.train.state.registry import find_algorithm, read_config, with_options
-from wdjax.train.storage.folder import CONFIG, load_run_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +112,7 @@ def train(arguments: list[str]) -> None:
     trainer.train()
     if trainer.stopped:
         raise SystemExit(STOPPED)
-    if is_first():
+    if jax.process_index() == 0:
         show(f"Next: {next_commands(trainer.config, parsed.workdir, parsed.pictures)}")
 
 
@@ -120,8 +126,7 @@ def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
             rendered.
     """
     run = f"./{workdir}" if str(workdir).startswith(("-", "reference:")) else str(workdir)
-    modules = dict.fromkeys(module for module, _, _ in untrusted_code(config))
-    trusting = [word for module in modules for word in ("--trust", module)]
+    trusting = [word for module in custom_modules(config) for word in ("--trust", module)]
     drawn = not pictures or (workdir / "episode.gif").exists()
     commands = ["eval", *["render"] * drawn, "report"]
     return " && ".join(shlex.join([program(), command, run, *trusting]) for command in commands)
@@ -140,7 +145,7 @@ def with_flags(
     """Return the default arguments changed by flags; raise ValueError or TypeError for bad ones."""
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
-    validate(read_config(parsed.config))
+    change_config(parsed.config)  # validates it
     return parsed
 
 
@@ -199,10 +204,8 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
             path, old = f"policies.{match[1]}", policies[match[1]]
             owned = find_algorithm(value, f"{path}.algorithm").Options.__dataclass_fields__
             kept = {name: option for name, option in vars(old.options).items() if name in owned}
-            policies[match[1]] = with_options(
-                path, dataclasses.replace(old, algorithm=value, options=kept)
-            )
-    return dataclasses.replace(config, policies=policies)
+            policies[match[1]] = dataclasses.replace(old, algorithm=value, options=kept)
+    return read_config(dataclasses.replace(config, policies=policies))
 
 
 def with_flat_options(changes: Sequence[str]) -> list[str]:
@@ -215,10 +218,9 @@ def scaled(parsed: TrainArguments) -> TrainConfig:
     from wdjax.train.trainer import check_run
 
     if (parsed.workdir / CONFIG).exists():
-        begun = load_run_config(parsed.workdir, with_own(parsed.trust, parsed.config))
-        return dataclasses.replace(
-            parsed.config, num_envs=begun.num_envs, rollout_length=begun.rollout_length
-        )
+        begun = fields_of(str(parsed.workdir))
+        size = {name: begun[name] for name in ("num_envs", "rollout_length")}
+        return dataclasses.replace(parsed.config, **size)
     check_run(make_learner(parsed.config, parsed.trust), parsed.callbacks)
     print(
         "--auto-scale: measuring run sizes. Each is compiled, then run for about 1 s.", flush=True

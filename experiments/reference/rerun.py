@@ -27,13 +27,10 @@ import yaml
 from wdjax.experiments.benchmarks.timing import Parser, machine
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
-from wdjax.train import Learner, TrainState, load_config, make_learner
-from wdjax.train.config.facts import Fraction
-from wdjax.train.config.reading import read_yaml
+from wdjax.train import Fraction, Learner, TrainState, load_config, make_learner, preset_path
 from wdjax.train.host.plots import COLORS, count_env_steps, name_panel
 from wdjax.train.learner.saved import save_learned
-from wdjax.train.load import preset_path
-from wdjax.train.storage.folder import flat
+from wdjax.yaml_reader import flat, read_yaml
 
 FOLDER = Path(__file__).parent
 CURVE_POINTS = 60

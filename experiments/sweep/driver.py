@@ -19,17 +19,25 @@ from wdjax.checks import require, require_integer, require_known
 from wdjax.console import Console
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.experiments.sweep.table import draw_curves
-from wdjax.files import make_folder_inside, write_text
-from wdjax.train import Learner, Population, TrainConfig, TrainState, load_config, read_metrics
-from wdjax.train.config.trust import with_own
-from wdjax.train.host.callbacks import Callback, close_callbacks, make_callbacks
+from wdjax.files import make_folder_inside, read_json, require_fields, write_text
+from wdjax.train import (
+    Callback,
+    Learner,
+    Population,
+    TrainConfig,
+    TrainState,
+    change_config,
+    custom_modules,
+    load_config,
+    read_metrics,
+)
+from wdjax.train.host.callbacks import close_callbacks, make_callbacks
 from wdjax.train.host.plots import without_picture
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.host.signals import stop_signals
-from wdjax.train.load import change_config
 from wdjax.train.storage.checkpoint import open_checkpoints, save
-from wdjax.train.storage.folder import read_json, require_fields, write_config
+from wdjax.train.storage.folder import write_config
 from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep
 
 Batch = tuple[Path, Population]  # members that are trained together, and their folder
@@ -217,7 +225,7 @@ def open_sweep(  # noqa: D417  (as for `sweep`)
         stack.callback(close_callbacks, callbacks := make_callbacks(callbacks))
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         stop = stop or stack.enter_context(stop_signals(console))
-        trusted = {module for config in configs for module in with_own(trust, config)}
+        trusted = {*trust, *(module for config in configs for module in custom_modules(config))}
         running = Sweep(folder, console, stop, trusted, devices, members_at_once, callbacks)
         stack.enter_context(telling(running.say))
         stack.enter_context(hold_sweep(folder, asked, resume, running.say))

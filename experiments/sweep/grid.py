@@ -25,9 +25,7 @@ from wdjax.experiments.sweep.table import (
     varied_fields,
     write_table,
 )
-from wdjax.train import TrainConfig
-from wdjax.train.host.callbacks import Callback
-from wdjax.train.storage.folder import plain_config
+from wdjax.train import Callback, TrainConfig, plain_config
 
 
 def sweep(

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_integer
-from wdjax.train import Population, TrainConfig, load_config
-from wdjax.train.load import change_config
+from wdjax.train import Population, TrainConfig, change_config, load_config
 from wdjax.yaml_reader import read_yaml_value
 
 _RANGE = re.compile(r"(log|uniform|int):([^:]+):([^:]+)")

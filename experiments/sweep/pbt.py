@@ -29,11 +29,16 @@ from wdjax.experiments.sweep.members import (
     varying,
 )
 from wdjax.experiments.sweep.table import best_member, draw_history, write_table
-from wdjax.train import Population, TrainConfig, TrainState, with_hypers
-from wdjax.train.host.callbacks import Callback
+from wdjax.train import (
+    Callback,
+    Population,
+    TrainConfig,
+    TrainState,
+    plain_config,
+    with_hypers,
+)
 from wdjax.train.host.plots import without_picture
 from wdjax.train.state.hypers import OLD_BLOCK
-from wdjax.train.storage.folder import plain_config
 
 FACTORS = (0.8, 1.25)  # 0.8 * 1.25 = 1
 Bounds = dict[str, tuple[float, float]]  # "policies.agent.learning_rate" -> smallest, largest value

@@ -35,11 +35,8 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
 from wdjax.experiments.sweep.table import best_member, last_known, point_words, write_table
-from wdjax.files import write_text
-from wdjax.train import Population, TrainConfig
-from wdjax.train.host.callbacks import Callback
-from wdjax.train.load import change_config
-from wdjax.train.storage.folder import plain_config, read_json, require_fields
+from wdjax.files import read_json, require_fields, write_text
+from wdjax.train import Callback, Population, TrainConfig, change_config, plain_config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,7 +159,7 @@ def test_out_of_memory_is_a_failed_trial(quick, monkeypatch):
 
 
 def test_invalid_sizes_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(module, "compile_chunk", lambda *_: pytest.fail("it was compiled"))
+    monkeypatch.setattr(module, "compile_run", lambda *_: pytest.fail("it was compiled"))
     trial = measure(dataclasses.replace(CONFIG, num_envs=9, num_blocks=8), 10**9)
     assert trial.words == "num_blocks = 8: must be a divisor of num_envs = 9"
 

@@ -33,9 +33,9 @@ from wdjax.experiments.reference.rows import (
     greedy_return,
 )
 from wdjax.train import evaluate, load_config, load_run, make_learner
-from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner import setup as setups
-from wdjax.train.load import change_config, load_named
+from wdjax.train.load import change_config
+from wdjax.yaml_reader import read_yaml
 
 # The learning table: targets of the numbers of a row, and the maximum of env steps.
 TABLE = {
@@ -357,7 +357,7 @@ def test_only_rows_have_policies():
     with pytest.raises(ValueError, match=r"'tag_continuos'.*did you mean 'tag_continuous'"):
         load_run("reference:tag_continuos")
     with pytest.raises(ValueError, match="checkpoint of reference:cartpole = 120: must be omitted"):
-        load_named("reference:cartpole@120")
+        load_run("reference:cartpole@120")
 
 
 @pytest.mark.slow

@@ -45,10 +45,19 @@ def make_env(config: TrainConfig) -> tuple[Env, Any]:
 
 
 def complete_env_params(config: TrainConfig) -> TrainConfig:
-    """Returns the configuration with every parameter of its environment written out, but for those without a value, and
-    for tables (of more than TABLE numbers) that are the environment's own, as its other parameters say.
+    """Set every parameter of the environment in `env_params`, defaults included.
 
-    Numbers become what the environment's default is, a float, an int or a tuple. Raises as `wdjax.make` does.
+    Parameters without a value are omitted, and so are default tables of more than TABLE numbers. Numbers are converted
+    to the type of the default: float, int or tuple.
+
+    Args:
+        config: the configuration.
+
+    Returns:
+        The configuration with all parameters.
+
+    Raises:
+        ValueError, TypeError: as `wdjax.make`.
     """
     env, params = make_env(config)
     values = {name: getattr(env, name) for name in static_names(env)}

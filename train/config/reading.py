@@ -4,23 +4,12 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from wdjax.checks import did_you_mean, require
 from wdjax.train.config.facts import Fraction, is_required
-from wdjax.yaml_reader import read_yaml_value
 
 SHORT = {"lr": "learning_rate"}  # what many type -> the field's name here
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Returns the mapping in a YAML file; raises ValueError naming the file where it holds anything else."""
-    content = read_yaml_value(path)
-    if not isinstance(content, dict):
-        held = "nothing" if content is None else type(content).__name__
-        raise ValueError(f"{path}: must contain a mapping of fields, not {held}")
-    return content
 
 
 def from_mapping(cls: type, values: Any, path: str = "") -> Any:

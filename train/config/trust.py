@@ -86,6 +86,17 @@ def untrusted_code(values: Any, trust: Collection[str] = ()) -> list[tuple[str, 
     return [code for code in named if not (_is_inside(code[0], trusted) or _is_installed(code[0]))]
 
 
+def custom_modules(config: TrainConfig) -> tuple[str, ...]:
+    """Return the modules of custom code that a configuration names, to be passed as `trust` when its run is loaded.
+
+    Modules of wdjax, of known libraries and of packages with entry points for wdjax are omitted.
+
+    Args:
+        config: the configuration.
+    """
+    return tuple(dict.fromkeys(module for module, _, _ in untrusted_code(config)))
+
+
 def _is_installed(module: str) -> bool:
     """Return whether a module belongs to a known library or an announcing package, not to the current folder."""
     known = _is_inside(module, LIBRARIES) or _is_inside(

@@ -106,6 +106,11 @@ def is_launched() -> bool:
     )
 
 
+def is_one_of_several() -> bool:
+    """Return whether srun, mpirun or an environment variable for `connect` makes this process one of several."""
+    return is_launched() or any(name in os.environ for name in VARIABLES.values())
+
+
 def require_fit(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
     """Raises ValueError for an address, a number of processes or a process that cannot be; None fits always."""
     port = re.fullmatch(r".+:(\d{1,5})", coordinator or "any:1")

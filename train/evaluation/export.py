@@ -29,6 +29,10 @@ def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path
     actions. NAME.npz contains parameters and running statistics by their paths, such as
     "params/policy_head/kernel".
 
+    Args:
+        policy: the policy, as returned by `load_policy`.
+        folder: folder of the two files; created if missing.
+
     Raises:
         ImportError: if flatbuffers is not installed.
     """

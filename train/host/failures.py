@@ -7,6 +7,3 @@ class BadNumbersError(ArithmeticError):
 
 class FailedCheckError(AssertionError):
     """A check failed: one of --debug, or the comparison of devices."""
-
-
-FAILURES = (BadNumbersError, FailedCheckError)

@@ -15,7 +15,7 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import num_shards
 from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.learner.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
-from wdjax.train.learner.init import init
+from wdjax.train.learner.init import abstract_state, init
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
 from wdjax.train.rollout.opponents import finish
@@ -26,7 +26,7 @@ from wdjax.train.state.metric import beside, values_of
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rollout_metrics import episode_metrics
 from wdjax.train.state.rows import Rollout
-from wdjax.train.state.sharding import spread, state_shardings
+from wdjax.train.state.sharding import ROLLOUT, spread, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState, current_hypers
 from wdjax.train.state.types import Metrics
 
@@ -51,8 +51,15 @@ class Learner:
     """update(state) -> (state, metrics): one rollout and the learning from it"""
     run: Run
     """run(state, num_updates=n) -> (state, metrics with leading axis [n]): a scan over `update`; n is static"""
+    rollout: Callable[[TrainState], tuple[TrainState, Rollout]]
+    """rollout(state) -> (state, rollout): the transitions that `update` would learn from, [T, N, ...]; no learning"""
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
     """loaded() -> initial states of policies with a checkpoint, by name, as NumPy arrays; read on the first call"""
+
+    @property
+    def shapes(self) -> TrainState:
+        """shapes, dtypes and shardings of the states"""
+        return abstract_state(self.setup)
 
     @property
     def config(self) -> TrainConfig:
@@ -106,8 +113,20 @@ def learner_of(setup: Setup) -> Learner:
         init=(lambda key: start(key, loaded())) if begin_elsewhere(setup) else start,
         update=jax.jit(functools.partial(update, setup)),
         run=run_so_many,
+        rollout=jax.jit(functools.partial(play, setup)),
         loaded=loaded,
     )
+
+
+def play(setup: Setup, state: TrainState) -> tuple[TrainState, Rollout]:
+    """Play the rollout of an update without learning from it. The state has the update's next key."""
+
+    def play_share(setup: Setup, state: TrainState) -> tuple[TrainState, Rollout]:
+        rollout_key, _, next_key = jax.random.split(state.key, 3)
+        state, played = rollout(setup, state, rollout_key)
+        return state.replace(key=next_key), played
+
+    return spread(setup, play_share, state, results=ROLLOUT)
 
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:

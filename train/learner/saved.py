@@ -12,7 +12,6 @@ import numpy as np
 
 from wdjax.checks import require, require_known
 from wdjax.files import new_file
-from wdjax.train.config.reading import read_yaml
 from wdjax.train.learner.init import abstract_state, init
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
@@ -29,6 +28,7 @@ from wdjax.train.storage.checkpoint import (
 )
 from wdjax.train.storage.folder import load_run_config, read_made_with
 from wdjax.train.storage.switches import KEYS, require_same_switches
+from wdjax.yaml_reader import read_yaml
 
 LEARNING_TABLE = Path(__file__).parents[2] / "experiments" / "reference"
 
@@ -109,7 +109,7 @@ def read_named(
 
 
 def list_references() -> list[str]:
-    """Returns the rows of the learning table whose policies come with wdjax, sorted."""
+    """Return the names of the bundled runs, sorted; `load_run("reference:NAME")` loads one."""
     return sorted(path.stem for path in LEARNING_TABLE.glob("policies/*.npz"))
 
 

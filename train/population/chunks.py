@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wdjax.files import make_folder_inside, read_text, write_text
+from wdjax.files import make_folder_inside, read_json, read_text, write_text
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.callbacks import goals_reached
 from wdjax.train.host.loop import Part, Row
@@ -16,7 +16,7 @@ from wdjax.train.learner.bad_numbers import (
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, read_host
-from wdjax.train.storage.folder import SWEEP, make_folder, read_json
+from wdjax.train.storage.folder import SWEEP, make_folder
 from wdjax.train.storage.metrics_log import open_log, summarize
 
 After = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]

@@ -59,8 +59,9 @@ from wdjax.train.storage.checkpoint import (
     restore_newest,
     save,
 )
-from wdjax.train.storage.folder import flat, plain_config
+from wdjax.train.storage.folder import plain_config
 from wdjax.train.storage.metrics_log import open_log, read_metrics
+from wdjax.yaml_reader import flat
 
 KEPT = 2  # checkpoints; the older one is used if the newer one is damaged
 

@@ -43,12 +43,15 @@ def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
 
 
 def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
-    """Returns the algorithm of a name of ALGORITHMS, or of "package.module:Class".
+    """Return an instance of an algorithm.
+
+    Args:
+        name: built-in or registered name, or "package.module:Class".
+        field: name of the configuration's field in errors.
 
     Raises:
-        ValueError: naming the field, for an unknown name, a module that cannot be imported, or one without such a
-            class.
-        TypeError: for what is no algorithm.
+        ValueError: if the name is unknown, or its module or class cannot be imported.
+        TypeError: if it is not a complete algorithm.
     """
     custom = 'a custom algorithm is "package.module:Class", or registered in this process by register_algorithm'
     found = find_named(field, name, ALGORITHMS, custom)

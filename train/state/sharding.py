@@ -20,6 +20,7 @@ from wdjax.train.devices.collectives import AXIS
 from wdjax.train.devices.packing import Packed, unpack
 from wdjax.train.devices.processes import of_processes
 from wdjax.train.state.policy import Setup
+from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Opponents, TrainState
 from wdjax.vector import VectorState
 
@@ -113,6 +114,16 @@ def state_shardings(num_devices: int) -> Any:
     return lay_out(NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec()))
 
 
+_SAME = PartitionSpec()  # on all devices
+_REPLICAS, _STEPS = PartitionSpec(AXIS), PartitionSpec(None, AXIS)  # [N, ...], [T, N, ...]
+ROLLOUT = Rollout(
+    rows=_STEPS, first_carry=_REPLICAS, last_carry=_REPLICAS, last_obs=_REPLICAS, over=_STEPS,
+    episode_return=_STEPS, episode_length=_STEPS, episode_info=_STEPS,
+    global_state=_STEPS, final_global_state=_STEPS, last_global_state=_REPLICAS,
+)  # fmt: skip
+"""layout of a rollout on several devices"""
+
+
 def one_copy(tree: Any) -> Any:
     """Returns arrays that are whole on every device as they lie on the first one of this process."""
     several = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1  # noqa: E731
@@ -120,13 +131,18 @@ def one_copy(tree: Any) -> Any:
 
 
 def spread(
-    setup: Setup, function: Callable, state: TrainState, *told: jax.Array
+    setup: Setup,
+    function: Callable,
+    state: TrainState,
+    *told: jax.Array,
+    results: Any = _SAME,
 ) -> tuple[TrainState, Any]:
     """Calls function(setup, state, *told) on every device of a run, with its share of the replicas and of the state.
 
     Args:
-        function: returns (state, metrics), the metrics the same on every device.
+        function: returns (state, results).
         told: arrays that all devices are given whole.
+        results: layout of the results; by default they are the same on every device.
 
     Raises:
         TypeError: for what is no TrainState, as the pair that `run` returned.
@@ -145,7 +161,7 @@ def spread(
         functools.partial(function, share),
         mesh=make_mesh(setup.num_devices),
         in_specs=(specs, *(PartitionSpec() for _ in told)),
-        out_specs=(specs, PartitionSpec()),
+        out_specs=(specs, results),
         check_vma=False,  # it would sum gradients by itself; see train/devices/collectives.py
     )
     return program(state, *told)

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line
-from wdjax.files import MOST_BYTES, make_folder_inside
+from wdjax.files import MOST_BYTES, make_folder_inside, read_json
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
@@ -27,7 +27,6 @@ from wdjax.train.state.hypers import run_hypers
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import (
-    read_json,
     require_checkpoint_path,
     require_same_run,
     write_whole,

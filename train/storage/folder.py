@@ -3,10 +3,9 @@
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 import os
 import platform
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ import numpy as np
 import yaml
 
 from wdjax.checks import require
-from wdjax.files import open_regular, read_text, write_text
+from wdjax.files import open_regular, write_text
 from wdjax.metric_names import EVALUATED
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import Fraction, in_env_steps
-from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.state.registry import read_config
 from wdjax.train.storage.switches import switches
 from wdjax.version import __version__
+from wdjax.yaml_reader import flat, read_yaml
 
 try:
     import fcntl
@@ -172,21 +171,6 @@ def write_whole(file: Path, text: str) -> None:
     write_text(file, text, sync=True)
 
 
-def read_json(file: Path) -> Any:
-    """Returns what a JSON file holds; raises ValueError, naming the file, where that is no JSON."""
-    try:
-        return json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-
-
-def require_fields(file: Path, content: Any, **kinds: type) -> None:
-    """Raises ValueError, naming the file, where what it holds is no mapping with these fields, each of its kind."""
-    for name, kind in kinds.items():
-        if not (isinstance(content, Mapping) and isinstance(content.get(name), kind)):
-            raise ValueError(f"{file} is damaged: it must contain {name}, a {kind.__name__}")
-
-
 def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
     """Raises ValueError, naming the first field that differs, where a run was started with another configuration.
 
@@ -301,7 +285,11 @@ def made_with() -> dict[str, Any]:
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:
-    """Returns a configuration as nested mappings and lists of what YAML and JSON hold; `from_mapping` reads it back."""
+    """Return a configuration as nested dicts and lists of plain values, as in YAML and JSON.
+
+    Args:
+        config: the configuration. `load_config` reads its plain form back.
+    """
     values = dataclasses.asdict(config)
     for own in (*values["policies"].values(), *values["teams"].values()):
         own |= own.pop("options")
@@ -321,14 +309,3 @@ def _plain(value: Any) -> Any:
         if isinstance(value, np.generic | np.ndarray | jax.Array)
         else value
     )
-
-
-def flat(values: Any, path: str = "") -> dict[str, Any]:
-    """Returns dotted name -> value of nested mappings."""
-    if not isinstance(values, Mapping):
-        return {path: values}
-    return {
-        k: v
-        for name, item in values.items()
-        for k, v in flat(item, f"{path}.{name}" if path else name).items()
-    }

@@ -7,22 +7,20 @@ from typing import Any
 
 import yaml
 
+from wdjax.files import require_fields
 from wdjax.train.config.facts import in_env_steps
-from wdjax.train.config.reading import read_yaml
 from wdjax.train.config.trust import require_trusted
 from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import (
     SWEEP,
-    flat,
     hold_folder,
     make_folder,
     plain_config,
-    require_fields,
     write_whole,
     writing,
 )
 from wdjax.train.storage.switches import KEYS, require_same_switches, switch_warnings, switches
-from wdjax.yaml_reader import read_yaml_value
+from wdjax.yaml_reader import flat, read_yaml, read_yaml_value
 
 ASKED, SWITCHES = "sweep.yaml", "switches.yaml"
 

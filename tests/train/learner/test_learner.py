@@ -86,6 +86,23 @@ def test_single_updates_equal_a_run(learner, state):
         jax.tree.map(same, plain(a), plain(b))
 
 
+def test_a_rollout_is_the_one_that_an_update_learns_from(learner, state):
+    before = plain(state)
+    after, rollout = learner.rollout(state)
+    updated, metrics = learner.update(state)
+    assert_equal(state, before)
+    for part in ("replicas", "obs", "live", "key"):
+        assert_equal(getattr(after, part), getattr(updated, part))
+    assert_equal((after.policies, after.num_updates), (state.policies, state.num_updates))
+    np.testing.assert_allclose(
+        metrics["agent/reward_mean"], rollout.rows["agent"].reward.mean(), 1e-5
+    )
+    assert metrics["episodes"] == rollout.over.sum()
+    assert jax.tree.map(lambda leaf: leaf.dtype, state) == jax.tree.map(
+        lambda leaf: leaf.dtype, learner.shapes
+    )
+
+
 def test_update_does_not_donate_its_input(learner, state):
     before = plain(state)
     first = learner.update(state)

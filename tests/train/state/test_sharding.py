@@ -164,6 +164,17 @@ def test_runs_finish_episodes_and_learn():
     assert all(jax.tree.leaves(moved["agent"].params))
 
 
+@pytest.mark.parametrize("name", ["quick", pytest.param("recurrent", marks=pytest.mark.slow)])
+def test_rollouts_equal_one_device(name):
+    (one, first, *_), (two, split, *_) = three_updates(name, 1), three_updates(name, 2)
+    (after, rollout), (others_after, other) = one.rollout(first), two.rollout(split)
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(near, plain((after.replicas, rollout)), plain((others_after.replicas, other)))
+    assert {shard.data.shape for shard in other.over.addressable_shards} == {
+        (two.config.rollout_length, two.config.num_envs // 2)
+    }
+
+
 def test_policies_are_equal_on_all_devices_and_replicas_are_split():
     learner, _, last, metrics = three_updates("quick", 2)
     for leaf in jax.tree.leaves((last.policies, metrics)):

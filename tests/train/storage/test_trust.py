@@ -15,7 +15,7 @@ from wdjax.experiments import cli
 from wdjax.experiments.sweep import load_member
 from wdjax.train import Trainer, load_config, load_run, make_learner
 from wdjax.train.config.trust import code_named, require_trusted
-from wdjax.train.load import change_config, load_named
+from wdjax.train.load import change_config
 from wdjax.train.storage.checkpoint import open_checkpoints, restore
 from wdjax.train.storage.folder import plain_config, prepare_folder
 
@@ -97,7 +97,7 @@ def routes(folder):
 
     return {
         "load_run": lambda trust: load_run(folder, trust=trust),
-        "load_named": lambda trust: load_named(f"{folder}@best", trust=trust),
+        "checkpoint": lambda trust: load_run(f"{folder}@best", trust=trust),
         "load_config": lambda trust: (
             load_config(folder / "config.yaml", trust=trust) and load_run(folder, trust=trust)
         ),
