@@ -15,7 +15,7 @@ from flax import struct
 import wdjax
 from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.train import A2C, PPO, NetworkConfig, PolicyConfig, TrainConfig
-from wdjax.train.algorithms.ddpg.update import DDPG
+from wdjax.train.algorithms.ddpg import DDPG
 
 
 @struct.dataclass

@@ -13,8 +13,14 @@ import wdjax
 
 ROOT = Path(__file__).resolve().parents[1]
 # packages with lazily imported names
-LATE = ("wdjax", "wdjax.train", "wdjax.adapters", "wdjax.experiments.sweep")
-AT_ONCE = ("wdjax.envs", "wdjax.drawing", "wdjax.train.learning")
+LATE = (
+    "wdjax",
+    "wdjax.train",
+    "wdjax.train.learning",
+    "wdjax.adapters",
+    "wdjax.experiments.sweep",
+)
+AT_ONCE = ("wdjax.envs", "wdjax.drawing")
 
 
 def homes():

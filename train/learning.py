@@ -7,53 +7,65 @@ gradient of the mean loss is the `total` of the gradients of each device's summe
 `fit` does all this.
 """
 
-from wdjax.train.algorithms.a2c import A2C
-from wdjax.train.algorithms.ddpg.update import DDPG
-from wdjax.train.algorithms.fit import Batch, descend, fit, make_optimizer
-from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions
-from wdjax.train.algorithms.ppo import PPO, PPOOptions, policy_terms, value_error
-from wdjax.train.algorithms.returns import Experience, experience, gae, next_value
-from wdjax.train.config.facts import Schedule, static, traced
-from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.devices.blocks import block_keys, draw_blocks
-from wdjax.train.devices.collectives import (
-    all_rows,
-    any_of,
-    average,
-    block_numbers,
-    largest,
-    num_shards,
-    own_rows,
-    smallest,
-    total,
-)
-from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
-from wdjax.train.networks.actor_critic import ActorCritic, Trunk
-from wdjax.train.networks.draws import sample_blocks
-from wdjax.train.networks.encoders import encode, encoded_size, make_encoder
-from wdjax.train.state import (
-    Context,
-    Evaluation,
-    Hypers,
-    Memory,
-    Policy,
-    PolicyState,
-    Rollout,
-    Rows,
-    Team,
-    TrainState,
-)
-from wdjax.train.state.agents import Assignment
-from wdjax.train.state.algorithm import Algorithm
-from wdjax.train.state.metric import Metric
-from wdjax.train.state.normalization import RunningStatistics, new_statistics, update_statistics
+from typing import TYPE_CHECKING
+
+from wdjax.lazy import import_when_used
+
+if TYPE_CHECKING:
+    from wdjax.train.algorithms.a2c import A2C
+    from wdjax.train.algorithms.ddpg import DDPG
+    from wdjax.train.algorithms.fit import Batch, descend, fit, make_optimizer
+    from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions
+    from wdjax.train.algorithms.ppo import PPO, PPOOptions, policy_terms, value_error
+    from wdjax.train.algorithms.replay import Replay, ReplayBatch, Steps, new_replay
+    from wdjax.train.algorithms.returns import Experience, experience, gae, next_value
+    from wdjax.train.config.facts import Schedule, static, traced
+    from wdjax.train.config.schema import PolicyConfig, TrainConfig
+    from wdjax.train.devices.blocks import block_keys, draw_blocks
+    from wdjax.train.devices.collectives import (
+        all_rows,
+        any_of,
+        average,
+        block_numbers,
+        largest,
+        num_shards,
+        own_rows,
+        smallest,
+        total,
+    )
+    from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
+    from wdjax.train.networks.actor_critic import ActorCritic, Trunk
+    from wdjax.train.networks.draws import sample_blocks
+    from wdjax.train.networks.encoders import encode, encoded_size, make_encoder
+    from wdjax.train.networks.values import ValueNetwork
+    from wdjax.train.state import (
+        Context,
+        Evaluation,
+        Hypers,
+        Memory,
+        Policy,
+        PolicyState,
+        Rollout,
+        Rows,
+        Team,
+        TrainState,
+    )
+    from wdjax.train.state.agents import Assignment
+    from wdjax.train.state.algorithm import Algorithm
+    from wdjax.train.state.metric import Metric
+    from wdjax.train.state.normalization import RunningStatistics, new_statistics, update_statistics
 
 __all__ = [
-    "A2C", "DDPG", "PPO", "ActorCritic", "Algorithm", "Assignment", "Batch", "Context", "Evaluation", "Experience",
-    "Hypers", "Memory", "Metric", "OnPolicy", "OnPolicyOptions", "PPOOptions", "Policy", "PolicyConfig", "PolicyState",
-    "Rollout", "Rows", "RunningStatistics", "Schedule", "Team", "TrainConfig", "TrainState", "Trunk", "all_rows",
-    "any_of", "average", "block_keys", "block_numbers", "descend", "draw_blocks", "encode", "encoded_size",
-    "experience", "fit", "gae", "largest", "make_encoder", "make_optimizer", "masked_mean", "masked_variance",
-    "new_statistics", "next_value", "normalize", "num_shards", "own_rows", "policy_terms", "sample_blocks", "smallest",
-    "static", "total", "traced", "update_statistics", "value_error",
+    "A2C", "DDPG", "PPO", "ActorCritic", "Algorithm", "Assignment", "Batch", "Context",
+    "Evaluation", "Experience", "Hypers", "Memory", "Metric", "OnPolicy", "OnPolicyOptions",
+    "PPOOptions", "Policy", "PolicyConfig", "PolicyState", "Replay", "ReplayBatch", "Rollout",
+    "Rows", "RunningStatistics", "Schedule", "Steps", "Team", "TrainConfig", "TrainState", "Trunk",
+    "ValueNetwork", "all_rows", "any_of", "average", "block_keys", "block_numbers", "descend",
+    "draw_blocks", "encode", "encoded_size", "experience", "fit", "gae", "largest", "make_encoder",
+    "make_optimizer", "masked_mean", "masked_variance", "new_replay", "new_statistics",
+    "next_value", "normalize", "num_shards", "own_rows", "policy_terms", "sample_blocks",
+    "smallest", "static", "total", "traced", "update_statistics", "value_error",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__, _HOME = import_when_used(__name__)

@@ -5,15 +5,22 @@ Source: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning" (201
 
 import jax
 
-from wdjax.train.algorithms.fit import Batch, Mean, Metrics, fit, normalized_mean
-from wdjax.train.algorithms.on_policy import (
+from wdjax.train.algorithms.fit import Mean, Metrics, normalized_mean
+from wdjax.train.algorithms.on_policy import apply_transforms, update_normalizers
+from wdjax.train.learning import (
+    Batch,
+    Evaluation,
+    Hypers,
+    Memory,
     OnPolicy,
     OnPolicyOptions,
-    apply_transforms,
-    update_normalizers,
+    Policy,
+    PolicyState,
+    Rollout,
+    experience,
+    fit,
+    next_value,
 )
-from wdjax.train.algorithms.returns import experience, next_value
-from wdjax.train.state import Evaluation, Hypers, Memory, Policy, PolicyState, Rollout
 from wdjax.train.state.rollout_metrics import rollout_metrics
 
 

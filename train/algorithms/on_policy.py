@@ -10,24 +10,35 @@ from flax import nnx
 
 from wdjax.checks import require
 from wdjax.overrides import overridden
-from wdjax.train.algorithms.fit import make_optimizer
-from wdjax.train.algorithms.returns import Experience, final_value, gae
+from wdjax.train.algorithms.returns import final_value
 from wdjax.train.algorithms.transforms import (
     RewardScale,
     decision_steps,
     scale_reward,
     select_replicas,
 )
-from wdjax.train.config.facts import Schedule, static, traced
-from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, without_mask
+from wdjax.train.learning import (
+    ActorCritic,
+    Algorithm,
+    Assignment,
+    Context,
+    Experience,
+    Hypers,
+    Memory,
+    Policy,
+    PolicyConfig,
+    PolicyState,
+    Schedule,
+    TrainConfig,
+    gae,
+    make_optimizer,
+    sample_blocks,
+    static,
+    traced,
+)
+from wdjax.train.networks.actor_critic import empty_carry, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
-from wdjax.train.networks.draws import sample_blocks
 from wdjax.train.networks.encoders import MASK
-from wdjax.train.state import Hypers, Memory, Policy, PolicyState
-from wdjax.train.state.agents import Assignment
-from wdjax.train.state.algorithm import Algorithm
-from wdjax.train.state.context import Context
 from wdjax.train.state.normalization import (
     Normalizer,
     new_normalizer,

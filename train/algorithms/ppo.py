@@ -10,18 +10,26 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.checks import require
-from wdjax.train.algorithms.fit import Batch, Mean, Metrics, fit, normalized_mean
-from wdjax.train.algorithms.on_policy import (
+from wdjax.train.algorithms.fit import Mean, Metrics, normalized_mean
+from wdjax.train.algorithms.on_policy import apply_transforms, update_normalizers
+from wdjax.train.learning import (
+    Assignment,
+    Batch,
+    Evaluation,
+    Hypers,
+    Memory,
     OnPolicy,
     OnPolicyOptions,
-    apply_transforms,
-    update_normalizers,
+    Policy,
+    PolicyState,
+    Rollout,
+    TrainConfig,
+    experience,
+    fit,
+    next_value,
+    static,
+    traced,
 )
-from wdjax.train.algorithms.returns import experience, next_value
-from wdjax.train.config.facts import static, traced
-from wdjax.train.config.schema import TrainConfig
-from wdjax.train.state import Evaluation, Hypers, Memory, Policy, PolicyState, Rollout
-from wdjax.train.state.agents import Assignment
 from wdjax.train.state.rollout_metrics import rollout_metrics
 
 

@@ -23,7 +23,7 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import total
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Rollout
-from wdjax.train.state.state import Memory, PolicyState, TrainState
+from wdjax.train.state.state import PolicyState, TrainState
 
 # What is looked at, causes first: of several that are bad in an update, the first is named.
 QUANTITIES = ("observations", "rewards", "losses", "gradients", "normaliser", "parameters")
@@ -94,18 +94,13 @@ def commit(setup: Setup, before: TrainState, after: TrainState, code: jax.Array)
     def choose(old: Any, new: Any) -> Any:
         return jax.tree.map(lambda old, new: jnp.where(bad, old, new), old, new)
 
-    memory = {}
-    for name, own in after.memory.items():
-        memory[name] = choose(without_rows(before.memory[name]), without_rows(own))
-        if (
-            own.replay is not None
-        ):  # the rows of before are still among those of after (algorithms/ddpg/replay.py)
-            ring = memory[name].replay.ring.replace(rows=own.replay.ring.rows)
-            memory[name] = memory[name].replace(replay=memory[name].replay.replace(ring=ring))
+    def restore(old: Any, new: Any) -> Any:
+        return new.undo(old, bad) if can_undo(new) else choose(old, new)
+
     state = after.replace(
         policies=choose(before.policies, after.policies),
         shared=choose(before.shared, after.shared),
-        memory=memory,
+        memory=jax.tree.map(restore, before.memory, after.memory, is_leaf=can_undo),
         opponents=choose(before.opponents, after.opponents),
         replicas=choose(
             before.replicas.replace(starts=None), after.replicas.replace(starts=None)
@@ -197,8 +192,6 @@ def _bad(tree: Any) -> jax.Array:
     )
 
 
-def without_rows(memory: Memory) -> Memory:
-    """Returns a policy's memory without the rows of its replay."""
-    if memory.replay is None:
-        return memory
-    return memory.replace(replay=memory.replay.replace(ring=memory.replay.ring.replace(rows=None)))
+def can_undo(part: Any) -> bool:
+    """Return whether a part of a memory restores itself after a bad update (`Replay.undo`)."""
+    return hasattr(part, "undo")

@@ -260,11 +260,8 @@ def forget(memory: Memory, changed: jax.Array, start: Any) -> Memory:
         (start, zeros),
         (memory.carry, memory.discounted_return),
     )
-    replay = memory.replay
-    pending = getattr(replay, "pending", None)
-    if pending is not None:
-        over = pending.over.at[:, -1].max(replicas(pending.over)[:, None])
-        replay = replay.replace(pending=pending.replace(over=over))
+    # `Replay.cut`; a custom replay may have none
+    replay = memory.replay.cut(changed) if hasattr(memory.replay, "cut") else memory.replay
     return memory.replace(carry=carry, discounted_return=discounted_return, replay=replay)
 
 

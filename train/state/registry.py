@@ -17,7 +17,7 @@ from wdjax.train.state.algorithm import Algorithm, NoOptions
 ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "A2C": "wdjax.train.algorithms.a2c:A2C",
     "PPO": "wdjax.train.algorithms.ppo:PPO",
-    "DDPG": "wdjax.train.algorithms.ddpg.update:DDPG",
+    "DDPG": "wdjax.train.algorithms.ddpg:DDPG",
 }
 
 

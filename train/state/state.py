@@ -32,7 +32,7 @@ class Memory(struct.PyTreeNode):
     discounted_return: (
         jax.Array | None
     )  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
-    # replay buffer (algorithms/ddpg/replay.py), leaves [N, ...] and [num_blocks, ...]
+    # replay buffer (algorithms/replay.py), leaves [N, ...] and [num_blocks, ...]
     replay: Any = None
     own: Any = None  # additional memory of a custom algorithm, leaves [N, ...]
 

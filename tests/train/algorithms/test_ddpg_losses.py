@@ -13,9 +13,7 @@ import pytest
 from flax import nnx
 from probes import new_policy
 
-from wdjax.train.algorithms.ddpg.networks import ActorActionValue
-from wdjax.train.algorithms.ddpg.replay import Transition
-from wdjax.train.algorithms.ddpg.update import (
+from wdjax.train.algorithms.ddpg import (
     actor_loss,
     bellman_target,
     critic_loss,
@@ -24,6 +22,8 @@ from wdjax.train.algorithms.ddpg.update import (
     soft_update,
 )
 from wdjax.train.algorithms.fit import make_optimizer
+from wdjax.train.algorithms.replay import ReplayBatch
+from wdjax.train.networks.deterministic import ActorActionValue
 from wdjax.train.state.hypers import hypers_of
 from wdjax.train.state.state import PolicyState
 
@@ -89,7 +89,7 @@ def stand_in(params, target_params, **options):
     }
     state = PolicyState(params, opt_state, None, target_params, jnp.int32(0))
     rows = lambda numbers: jnp.array(numbers)[:, None]  # noqa: E731
-    batch = Transition(
+    batch = ReplayBatch(
         rows(OBS), rows(ACTION), jnp.array(REWARD), rows(NEXT_OBS), jnp.array(DISCOUNT)
     )
     return policy, state, hypers, batch

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wdjax.train.algorithms.ddpg.noise import explore, ornstein_uhlenbeck, uniform_actions
-from wdjax.train.algorithms.ddpg.update import DDPG
+from wdjax.train.algorithms.ddpg import DDPG
+from wdjax.train.algorithms.noise import explore, ornstein_uhlenbeck, uniform_actions
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -11,7 +11,7 @@ from cards import lowered
 
 from wdjax.kernels.support import listening
 from wdjax.train import A2C, PPO, load_config, make_learner, traced
-from wdjax.train.algorithms.ddpg.update import DDPG
+from wdjax.train.algorithms.ddpg import DDPG
 from wdjax.train.algorithms.fit import Batch
 from wdjax.train.fast.cuda import kernel_gradient
 from wdjax.train.kernels.loss import is_custom, is_linear, study

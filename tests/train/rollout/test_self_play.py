@@ -12,7 +12,7 @@ from probes import NETWORK, tiny_config, tiny_policy
 
 from wdjax import Box
 from wdjax.train import PolicyConfig, make_learner, with_hypers
-from wdjax.train.algorithms.ddpg.replay import Steps, empty_replay
+from wdjax.train.learning import Steps, new_replay
 from wdjax.train.rollout.opponents import (
     acting_networks,
     acting_state,
@@ -140,11 +140,8 @@ def test_rewards_of_opponents_do_not_scale_rewards():
 
 def test_n_step_targets_end_where_another_opponent_acts():
     """Blocks of 2 replicas, 3-step targets. The last of two pending steps ends in the second block."""
-    step = Steps(*(jax.ShapeDtypeStruct((), bool) if name in ("terminated", "over", "live") else
-                   jax.ShapeDtypeStruct((), jnp.float32) for name in Steps.__dataclass_fields__))  # fmt: skip
-    replay = empty_replay(
-        step, num_envs=4, num_agents=1, num_blocks=2, capacity=8, n_step=3, rollout_length=2
-    )
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    replay = new_replay(Steps.shapes(number, number), 16, n_step=3, shape=(2, 4, 1), num_blocks=2)
     after = forget(Memory(None, None, replay), jnp.array([False, True]), None)
     np.testing.assert_array_equal(
         after.replay.pending.over[..., 0], [[0, 0], [0, 0], [0, 1], [0, 1]]

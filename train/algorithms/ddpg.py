@@ -1,14 +1,15 @@
-"""Deep deterministic policy gradient, and TD3 by its options: off-policy, for actions in a bounded box.
+"""Deep deterministic policy gradient (DDPG), off-policy, for actions in a bounded box.
 
-Sources: Lillicrap et al., "Continuous control with deep reinforcement learning" (2016); Fujimoto, van Hoof, Meger,
-"Addressing Function Approximation Error in Actor-Critic Methods" (2018) for twin critics, delay and smoothing.
+Sources: Lillicrap et al., "Continuous control with deep reinforcement learning" (2016); Fujimoto,
+van Hoof, Meger, "Addressing Function Approximation Error in Actor-Critic Methods" (2018) for TD3:
+twin critics, delayed policy updates and target policy smoothing.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,30 +18,42 @@ import optax
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.spaces import Box, sample_shapes
-from wdjax.train.algorithms.ddpg.networks import ActorActionValue, from_box, to_box
-from wdjax.train.algorithms.ddpg.noise import explore, uniform_actions
-from wdjax.train.algorithms.ddpg.replay import Ring, Steps, Transition, empty_replay, remember, take
-from wdjax.train.algorithms.fit import descend, make_optimizer
-from wdjax.train.config.facts import Schedule, static, traced
-from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.devices.blocks import block_keys
-from wdjax.train.devices.collectives import average, num_shards, smallest, total
+from wdjax.spaces import Box, Space, sample_shapes
+from wdjax.train.algorithms.noise import explore, uniform_actions
+from wdjax.train.learning import (
+    Algorithm,
+    Assignment,
+    Context,
+    Hypers,
+    Memory,
+    Policy,
+    PolicyConfig,
+    PolicyState,
+    Replay,
+    ReplayBatch,
+    Rollout,
+    Schedule,
+    Steps,
+    TrainConfig,
+    average,
+    block_keys,
+    descend,
+    make_optimizer,
+    new_replay,
+    num_shards,
+    smallest,
+    static,
+    total,
+    traced,
+)
 from wdjax.train.networks.actor_critic import without_mask
-from wdjax.train.state.agents import Assignment
-from wdjax.train.state.algorithm import Algorithm
-from wdjax.train.state.context import Context
-from wdjax.train.state.hypers import Hypers
+from wdjax.train.networks.deterministic import ActorActionValue, from_box, to_box
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
-from wdjax.train.state.policy import Policy
 from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
-from wdjax.train.state.rows import Rollout
-from wdjax.train.state.state import Memory, PolicyState
-
-ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
-
+from wdjax.train.state.types import ActingState, Carry, Fields, Metrics, Observation, Params
 
 COUNT = "at least 1 and below 2**31"
+ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,55 +99,37 @@ class DDPGOptions:
 
 
 class DDPG(Algorithm):
-    """A deterministic actor that climbs the value of a critic, both taught from a replay buffer."""
+    """A deterministic actor that maximizes the value of a critic, both trained on replayed transitions."""
 
     Options = DDPGOptions
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
-        config = run.policy(name)
-        require_bounded_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
-        size = config.network.recurrent_size
-        require(
-            size == 0,
-            f"policies.{name}.network.recurrent_size",
-            size,
-            "0: DDPG has no recurrent networks",
-        )
-        heads = list(config.network.head_hidden_sizes)
-        require(
-            not heads,
-            f"policies.{name}.network.head_hidden_sizes",
-            heads,
-            "[]: DDPG has no such layers",
-        )
-        options, path = config.options, f"policies.{name}"
+        config, path = run.policy(name), f"policies.{name}"
+        options, network = config.options, config.network
+        require_bounded_box(f"{path}.algorithm = 'DDPG'", assignment.action_space)
+        size, heads = network.recurrent_size, list(network.head_hidden_sizes)
+        allowed = "0: DDPG has no recurrent networks"
+        require(size == 0, f"{path}.network.recurrent_size", size, allowed)
+        allowed = "[]: DDPG has no such layers"
+        require(not heads, f"{path}.network.head_hidden_sizes", heads, allowed)
         for field in ("buffer_size", "batch_size"):
-            value = getattr(options, field)
-            require(
-                value % run.blocks == 0,
-                f"{path}.{field}",
-                value,
-                f"a multiple of num_blocks = {run.blocks}",
-            )
+            value, allowed = getattr(options, field), f"a multiple of num_blocks = {run.blocks}"
+            require(value % run.blocks == 0, f"{path}.{field}", value, allowed)
         batch, size = options.batch_size, options.buffer_size
         require(size >= batch, f"{path}.buffer_size", size, f"at least batch_size = {batch}")
         allowed = f"between batch_size = {batch} and buffer_size = {size}"
         require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
-        require(
-            options.n_step <= size,
-            f"{path}.n_step",
-            options.n_step,
-            f"at most buffer_size = {size}",
-        )
+        allowed = f"at most buffer_size = {size}"
+        require(options.n_step <= size, f"{path}.n_step", options.n_step, allowed)
 
     def make_network(
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
     ) -> ActorActionValue:
-        observation_space = without_mask(assignment.observation_space)
-        num_actions, twin = math.prod(assignment.action_space.shape), config.options.twin_critics
-        return ActorActionValue(observation_space, num_actions, config.network, twin, rngs=rngs)
+        space, twin = without_mask(assignment.observation_space), config.options.twin_critics
+        num_actions = math.prod(assignment.action_space.shape)
+        return ActorActionValue(space, num_actions, config.network, twin, rngs=rngs)
 
-    def init(self, policy: Policy, params: Any) -> PolicyState:
+    def init(self, policy: Policy, params: Params) -> PolicyState:
         config, space = policy.config, policy.assignment.observation_space
         normalizer = new_normalizer(config.normalize_observation, False, space)
         if not config.trainable:
@@ -149,7 +144,7 @@ class DDPG(Algorithm):
             params, opt_state, normalizer, target_params, gradient_steps=jnp.int32(0)
         )
 
-    def init_carry(self, policy: Policy, num_envs: int) -> Any:
+    def init_carry(self, policy: Policy, num_envs: int) -> jax.Array | None:
         if not policy.config.trainable or policy.config.options.noise != "ornstein_uhlenbeck":
             return None
         num_actions = math.prod(policy.assignment.action_space.shape)
@@ -159,29 +154,29 @@ class DDPG(Algorithm):
         carry = self.init_carry(policy, run.num_envs)
         if not policy.config.trainable:
             return Memory(carry, None)
-        options, space = policy.config.options, policy.assignment.action_space
-        obs = sample_shapes(policy.assignment.observation_space)
-        number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
-        action = jax.ShapeDtypeStruct((math.prod(space.shape),), jnp.float32)
-        step = Steps(obs, action, number, obs, terminated=flag, over=flag, live=flag)
-        replay = empty_replay(
-            step, run.num_envs, policy.assignment.num_agents, run.blocks, options.buffer_size // run.blocks,
-            options.n_step, run.rollout_length,
-        )  # fmt: skip
+        options, assignment = policy.config.options, policy.assignment
+        obs = sample_shapes(assignment.observation_space)
+        num_actions = math.prod(assignment.action_space.shape)
+        step = Steps.shapes(obs, jax.ShapeDtypeStruct((num_actions,), jnp.float32))
+        shape = (run.rollout_length, run.num_envs, assignment.num_agents)
+        replay = new_replay(
+            step, options.buffer_size, options.n_step, shape=shape, num_blocks=run.blocks
+        )
         return Memory(carry, None, replay)
 
     def act(
         self,
         policy: Policy,
-        state: PolicyState,
-        carry: Any,
-        obs: Any,
+        state: ActingState,
+        carry: Carry,
+        obs: Observation,
         keys: jax.Array,
         hypers: Hypers,
-    ) -> tuple[jax.Array, dict[str, Any], Any]:
-        """The actor's action and noise, clipped to the box; uniform until the first gradient step, where so asked.
+    ) -> tuple[jax.Array, Fields, Carry]:
+        """Choose the actor's action with noise, clipped to the box.
 
-        What is not trainable has nothing to explore for, and acts without noise.
+        With `uniform_warmup`, actions are uniform until the first gradient step. A policy that is
+        not trainable acts without noise.
         """
         unit, options = actor_of(policy, state, obs), policy.config.options
         if policy.config.trainable:
@@ -191,59 +186,54 @@ class DDPG(Algorithm):
             )
             unit = jnp.clip(unit + noise, -1.0, 1.0)
             if options.uniform_warmup:
-                unit = jnp.where(
-                    state.gradient_steps == 0, uniform_actions(keys[:, 1], unit.shape), unit
-                )
+                uniform = uniform_actions(keys[:, 1], unit.shape)
+                unit = jnp.where(state.gradient_steps == 0, uniform, unit)
         return to_box(policy.assignment.action_space, unit), {}, carry
 
     def play(
         self,
         policy: Policy,
         state: PolicyState,
-        carry: Any,
-        obs: Any,
+        carry: Carry,
+        obs: Observation,
         keys: jax.Array,
         greedy: bool,
-    ) -> tuple[jax.Array, Any]:
-        """The actor's action, greedy or not: noise belongs to training, and what is learned is without it."""
+    ) -> tuple[jax.Array, Carry]:
+        """Choose the actor's action without noise, whether greedy or not."""
         return to_box(policy.assignment.action_space, actor_of(policy, state, obs)), carry
 
     def end_of_step(
         self,
         policy: Policy,
-        state: PolicyState,
-        carry: Any,
-        final_obs: Any,
+        state: ActingState,
+        carry: Carry,
+        final_obs: Observation,
         truncated: jax.Array | None,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         return {"next_obs": final_obs}
 
     def update(
         self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
-        """Puts the rollout into the buffer, then gradient steps once it is warm; normalisers change last.
+    ) -> tuple[PolicyState, Memory, Metrics]:  # fmt: skip
+        """Store the rollout, then take gradient steps if the buffer is warm. Normalizers change last.
 
-        Metrics of losses and gradients are means over the gradient steps, NaN where there was none.
+        Metrics of losses and gradients are means over the gradient steps, NaN without any.
         """
         options, rows = policy.config.options, rollout.rows[policy.name]
-        action = from_box(policy.assignment.action_space, rows.action)  # in [-1, 1]
-        over = jnp.broadcast_to(rows.ends(rollout.over), rows.live.shape)
-        steps = Steps(
-            rows.obs, action, rows.reward, rows.next_obs, rows.terminated, over, rows.live
+        unit = from_box(policy.assignment.action_space, rows.action)
+        steps = Steps.of(rows.replace(action=unit), rollout.over)
+        replay = memory.replay.add(steps, hypers["gamma"])
+        warm = smallest(jnp.min(replay.size)) * (num_blocks * num_shards()) >= options.warmup
+        learn = functools.partial(gradient_steps, policy, hypers=hypers, replay=replay, key=key)
+        missing = jax.tree.map(
+            lambda metric: jnp.full_like(metric, jnp.nan), jax.eval_shape(learn, state)[1]
         )
-        replay = remember(memory.replay, steps, hypers["gamma"], options.n_step)
-        ring = replay.ring
-        warm = smallest(jnp.min(ring.size)) * (num_blocks * num_shards()) >= options.warmup
-        study = functools.partial(gradient_steps, policy, hypers=hypers, ring=ring, key=key)
-        nothing = jax.tree.map(
-            lambda metric: jnp.full_like(metric, jnp.nan), jax.eval_shape(study, state)[1]
-        )
-        state, metrics = jax.lax.cond(warm, study, lambda state: (state, nothing), state)
+        state, metrics = jax.lax.cond(warm, learn, lambda state: (state, missing), state)
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
             state = state.replace(normalizer=state.normalizer.replace(obs=seen))
-        metrics["buffer_rows"] = total(jnp.sum(ring.size))
+        metrics["buffer_rows"] = total(jnp.sum(replay.size))
         metrics |= {**played_metrics(rows), **action_ranges(rows.action, rows.live)}
         return state, memory.replace(replay=replay), metrics
 
@@ -266,52 +256,25 @@ class DDPG(Algorithm):
         return both("critic_loss", "actor_loss"), both("grad_norm_critic", "grad_norm_actor")
 
 
-def require_bounded_box(field: str, space: Any) -> None:
-    """Raises TypeError or ValueError where an action space is no Box of real numbers with two bounds for each."""
-    if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
-        raise TypeError(
-            f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO."
-        )
-    low, high = (np.broadcast_to(bound, space.shape) for bound in (space.low, space.high))
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ValueError(
-            f"{field}: requires an action space with finite bounds, low < high, not {space}"
-        )
-
-
-def actor_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
-    """Returns mu(obs), [..., A] in [-1, 1], for observations with any leading axes."""
-    return nnx.merge(policy.graphdef, state.params).actor(policy.inputs(state, obs)[0])
-
-
-def critics_of(params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of the critics alone."""
-    return {name: part for name, part in params.items() if name != "actor"}
-
-
 def gradient_steps(
-    policy: Policy, state: PolicyState, hypers: Hypers, ring: Ring, key: jax.Array
-) -> tuple[PolicyState, dict[str, jax.Array]]:
-    """`updates_per_rollout` gradient steps, each on `batch_size` rows drawn with replacement, equally from each block.
+    policy: Policy, state: PolicyState, hypers: Hypers, replay: Replay, key: jax.Array
+) -> tuple[PolicyState, Metrics]:
+    """Take `updates_per_rollout` gradient steps on `batch_size` transitions each, drawn from the replay.
 
     Returns:
-        (state, metrics): means over the steps; of the actor, over those in which it moved.
+        (state, metrics): means over the steps; for the actor over its own steps.
     """
     options = policy.config.options
-    num_blocks, steps = ring.size.shape[0], options.updates_per_rollout
+    num_blocks, steps = replay.size.shape[0], options.updates_per_rollout
     share = options.batch_size // (num_blocks * num_shards())
-    num_actions = ring.rows.action.shape[-1]
-
-    def draw(key: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-        index_key, noise_key = jax.random.split(key)
-        index = jax.random.randint(index_key, (steps, share), 0, size, jnp.int32)
-        return index, jax.random.normal(noise_key, (steps, share, num_actions), jnp.float32)
-
-    # all at once, before the scan: a draw inside it costs kernels in every step
-    keys = block_keys(key, num_blocks)
-    index, normal = jax.vmap(draw, out_axes=1)(keys, ring.size)  # [steps, num_blocks, share, ...]
-    normal = normal.reshape(steps, -1, num_actions)
-    step = lambda state, row: gradient_step(policy, state, hypers, take(ring, row[0]), row[1])  # noqa: E731
+    num_actions = math.prod(policy.assignment.action_space.shape)
+    # all draws before the scan: inside, each would cost kernels in every step
+    keys = jax.vmap(jax.random.split)(block_keys(key, num_blocks))
+    draw = functools.partial(jax.random.normal, dtype=jnp.float32)
+    index = replay.draw(keys[:, 0], (steps, share))
+    normal = jax.vmap(lambda key: draw(key, (steps, share, num_actions)), out_axes=1)(keys[:, 1])
+    normal = normal.reshape(steps, -1, num_actions)  # [steps, num_blocks * share, A]
+    step = lambda state, row: gradient_step(policy, state, hypers, replay.take(row[0]), row[1])  # noqa: E731
     before = state.gradient_steps
     state, metrics = jax.lax.scan(step, state, (index, normal))
     moved = state.gradient_steps // options.policy_delay - before // options.policy_delay
@@ -320,18 +283,19 @@ def gradient_steps(
 
 
 def gradient_step(
-    policy: Policy, state: PolicyState, hypers: Hypers, batch: Transition, normal: jax.Array
-) -> tuple[PolicyState, dict[str, jax.Array]]:
-    """One step of the critics, and in every `policy_delay`-th call one of the actor and of the target networks.
-
-    The loss of the critics is differentiated in their parameters only, that of the actor in its own only.
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: ReplayBatch, normal: jax.Array
+) -> tuple[PolicyState, Metrics]:
+    """Take a step of the critics, and every `policy_delay` steps one of the actor and target networks.
 
     Args:
-        batch: leaves [R, ...].
-        normal: [R, A] standard normal numbers, to smooth the target with.
+        policy: static part of the policy.
+        state: its state.
+        hypers: hyperparameters at this point of the run.
+        batch: leaves [B, ...].
+        normal: [B, A] standard normal numbers, for target policy smoothing.
 
     Returns:
-        (state, metrics): those of the actor are 0 where it did not move.
+        (state, metrics): those of the actor are 0 if it took no step.
     """
     target = bellman_target(policy, state, hypers, batch, normal)
     (_, metrics), grads = jax.value_and_grad(critic_loss, argnums=2, has_aux=True)(
@@ -351,20 +315,23 @@ def gradient_step(
     improve = functools.partial(actor_step, policy, hypers=hypers, batch=batch)
     skip = lambda state: (state, dict.fromkeys(ACTOR_METRICS, jnp.float32(0)))  # noqa: E731
     delay = policy.config.options.policy_delay
-    state, own = (
-        improve(state)
-        if delay == 1
-        else jax.lax.cond(state.gradient_steps % delay == 0, improve, skip, state)
-    )
-    return state, metrics | own
+    if delay == 1:
+        state, actor_metrics = improve(state)
+    else:
+        now = state.gradient_steps % delay == 0
+        state, actor_metrics = jax.lax.cond(now, improve, skip, state)
+    return state, metrics | actor_metrics
 
 
 def bellman_target(
-    policy: Policy, state: PolicyState, hypers: Hypers, batch: Transition, normal: jax.Array
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: ReplayBatch, normal: jax.Array
 ) -> jax.Array:
-    """Returns y [R], a constant of the loss, by the target networks Q'_i and mu':
+    """Return the target y [B] by the target networks Q'_i and mu', a constant of the loss:
 
-    y = reward + discount min_i Q'_i(next_obs, clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1)).
+        y = reward + discount min_i Q'_i(next_obs, clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1))
+
+    Args:
+        policy, state, hypers, batch, normal: as for `gradient_step`.
     """
     target = nnx.merge(policy.graphdef, state.target_params)
     next_obs = policy.inputs(state, batch.next_obs)[0]
@@ -375,38 +342,31 @@ def bellman_target(
 
 
 def critic_loss(
-    policy: Policy, state: PolicyState, critics: Any, batch: Transition, target: jax.Array
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns (sum_i mean((Q_i(obs, action) - target)^2), metrics) of this device's rows, for the critics alone."""
+    policy: Policy, state: PolicyState, critics: Params, batch: ReplayBatch, target: jax.Array
+) -> tuple[jax.Array, Metrics]:
+    """Return (sum_i mean((Q_i(obs, action) - target)^2), metrics) of the batch on this device."""
     networks = nnx.merge(policy.graphdef, {**state.params, **critics})
     values = networks.values(policy.inputs(state, batch.obs)[0], batch.action)
     loss = jnp.sum(jnp.mean((values - target[None]) ** 2, axis=1))
     return loss, {"critic_loss": loss, "q_mean": jnp.mean(values[0])}
 
 
-def actor_loss(policy: Policy, state: PolicyState, actor: Any, batch: Transition) -> jax.Array:
-    """Returns -mean(Q_1(obs, mu(obs))) of this device's rows, for the parameters of the actor."""
+def actor_loss(policy: Policy, state: PolicyState, actor: Params, batch: ReplayBatch) -> jax.Array:
+    """Return -mean(Q_1(obs, mu(obs))) of the batch on this device."""
     networks = nnx.merge(policy.graphdef, {**state.params, "actor": actor})
     obs = policy.inputs(state, batch.obs)[0]
     return -jnp.mean(networks.critic(obs, networks.actor(obs)))
 
 
 def actor_step(
-    policy: Policy, state: PolicyState, hypers: Hypers, batch: Transition
-) -> tuple[PolicyState, dict[str, jax.Array]]:
-    """One step of the actor, after which the target networks follow. Returns (state, metrics)."""
-    loss, grads = jax.value_and_grad(actor_loss, argnums=2)(
-        policy, state, state.params["actor"], batch
-    )
+    policy: Policy, state: PolicyState, hypers: Hypers, batch: ReplayBatch
+) -> tuple[PolicyState, Metrics]:
+    """Take a step of the actor, then one of the target networks. Return (state, metrics)."""
+    actor = state.params["actor"]
+    loss, grads = jax.value_and_grad(actor_loss, argnums=2)(policy, state, actor, batch)
     loss, grads = average((loss, grads))
-    actor, opt_state = descend(
-        policy.config,
-        hypers,
-        hypers["learning_rate"],
-        grads,
-        state.opt_state["actor"],
-        state.params["actor"],
-    )
+    rate, opt_state = hypers["learning_rate"], state.opt_state["actor"]
+    actor, opt_state = descend(policy.config, hypers, rate, grads, opt_state, actor)
     params = {**state.params, "actor": actor}
     state = state.replace(
         params=params,
@@ -416,6 +376,29 @@ def actor_step(
     return state, {"actor_loss": loss, "grad_norm_actor": optax.tree.norm(grads)}
 
 
-def soft_update(target: Any, params: Any, tau: jax.Array) -> Any:
-    """Returns (1 - tau) target + tau params."""
+def soft_update(target: Params, params: Params, tau: jax.Array) -> Params:
+    """Return (1 - tau) target + tau params."""
     return jax.tree.map(lambda old, new: old + tau * (new - old), target, params)
+
+
+def actor_of(policy: Policy, state: PolicyState, obs: Observation) -> jax.Array:
+    """Return mu(obs), [..., A] in [-1, 1], for observations with any leading axes."""
+    return nnx.merge(policy.graphdef, state.params).actor(policy.inputs(state, obs)[0])
+
+
+def critics_of(params: Params) -> Params:
+    """Return the parameters of the critics alone."""
+    return {name: part for name, part in params.items() if name != "actor"}
+
+
+def require_bounded_box(field: str, space: Space) -> None:
+    """Raise TypeError or ValueError unless an action space is a Box of floats with finite bounds."""
+    if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
+        raise TypeError(
+            f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO."
+        )
+    low, high = (np.broadcast_to(bound, space.shape) for bound in (space.low, space.high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ValueError(
+            f"{field}: requires an action space with finite bounds, low < high, not {space}"
+        )

@@ -1,1 +1,0 @@
-"""DDPG, and TD3 by its options."""

@@ -1,0 +1,100 @@
+"""Networks of deterministic policies: an actor with one action per observation, and its critics.
+
+Actions are in [-1, 1], in half-widths of the box of the environment; see `to_box` and `from_box`.
+"""
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from wdjax.spaces import Box, Space
+from wdjax.train.config.schema import NetworkConfig
+from wdjax.train.networks.actor_critic import Trunk
+from wdjax.train.networks.linear import product
+from wdjax.train.networks.values import ValueNetwork
+
+FINAL_SCALE = 3e-3
+"""bound of the weights of heads: actions and values start near 0 (Lillicrap et al., 2016, section 7)"""
+
+
+class DeterministicActor(nnx.Module):
+    """A trunk, a linear layer and tanh: obs, leaves [..., *part] -> action [..., num_actions]."""
+
+    def __init__(
+        self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs
+    ):
+        self.trunk = Trunk(observation_space, config, rngs=rngs)
+        self.head = nnx.Linear(
+            self.trunk.num_features,
+            num_actions,
+            kernel_init=small_uniform,
+            dot_general=product,
+            rngs=rngs,
+        )
+
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
+        return jnp.tanh(self.head(self.trunk(obs)[0]))
+
+
+class ActorActionValue(nnx.Module):
+    """An actor and one or two critics, without shared layers."""
+
+    def __init__(
+        self,
+        observation_space: Space,
+        num_actions: int,
+        config: NetworkConfig,
+        twin: bool,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        def critic() -> ValueNetwork:
+            return ValueNetwork(
+                observation_space,
+                config,
+                num_actions=num_actions,
+                kernel_init=small_uniform,
+                rngs=rngs,
+            )
+
+        self.actor = DeterministicActor(observation_space, num_actions, config, rngs=rngs)
+        self.critic = critic()
+        self.critic2 = critic() if twin else None
+
+    def values(self, obs: chex.ArrayTree, action: jax.Array) -> jax.Array:
+        """Return Q of every critic, [critics, ...]."""
+        critics = [self.critic] if self.critic2 is None else [self.critic, self.critic2]
+        return jnp.stack([critic(obs, action) for critic in critics])
+
+
+def small_uniform(
+    key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32, **_: object
+) -> jax.Array:
+    """Draw weights uniformly in [-FINAL_SCALE, FINAL_SCALE)."""
+    return jax.random.uniform(key, shape, dtype, -FINAL_SCALE, FINAL_SCALE)
+
+
+def to_box(space: Box, unit: jax.Array) -> jax.Array:
+    """Return actions [..., *space.shape] for [..., A] in [-1, 1]: center + half-width * unit."""
+    center, half = _center_and_half(space, unit.ndim - 1)
+    return (center + half * unit).reshape(*unit.shape[:-1], *space.shape)
+
+
+def from_box(space: Box, action: jax.Array) -> jax.Array:
+    """Return [..., A] in [-1, 1] for actions [..., *space.shape], the inverse of `to_box`."""
+    flat = action.reshape(*action.shape[: action.ndim - len(space.shape)], math.prod(space.shape))
+    center, half = _center_and_half(space, flat.ndim - 1)
+    return (flat - center) / half
+
+
+def _center_and_half(space: Box, leading: int) -> tuple[np.ndarray, np.ndarray]:
+    bounds = (
+        np.broadcast_to(np.asarray(bound, np.float32), space.shape)
+        for bound in (space.low, space.high)
+    )
+    low, high = (bound.reshape((1,) * leading + (-1,)) for bound in bounds)
+    return (low + high) / 2, (high - low) / 2
