@@ -1,4 +1,4 @@
-"""What a run is made of: policies, their state, hyperparameters, rollouts; and what an algorithm provides."""
+"""Policies, their states, hyperparameters and rollouts, and the interface of algorithms."""
 
 from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers
@@ -7,6 +7,6 @@ from wdjax.train.state.rows import Evaluation, Rollout, Rows
 from wdjax.train.state.state import Memory, PolicyState, TrainState
 
 __all__ = [
-    "Context", "Evaluation", "Hypers", "Memory", "Policy", "PolicyState", "Rollout", "Rows", "Setup", "Team",
-    "TrainState",
+    "Context", "Evaluation", "Hypers", "Memory", "Policy", "PolicyState", "Rollout", "Rows",
+    "Setup", "Team", "TrainState",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""How somebody acts: what a policy has learned, a network of one's own, a script of the game, or at random."""
+"""Actors: learned policies, custom networks, scripts of the environment, and random play."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,31 +14,33 @@ from wdjax.spaces import Box, Discrete, MultiDiscrete
 from wdjax.train.config.facts import read_part, static_part
 from wdjax.train.state.agents import Assignment, gather, group_sizes
 from wdjax.train.state.policy import Policy
+from wdjax.train.state.state import PolicyState
+from wdjax.train.state.types import Action, Carry, EnvParams, EnvState, Observation
 
-Script = Callable[[Env, Any, Any, jax.Array], jax.Array]
-"""script(env, state, params, key) of one replica -> the actions of a group, [n_group, ...]"""
-Network = Callable[[Any, Any, jax.Array | None], tuple[jax.Array, Any]]
-"""network(obs, memory, key) -> (actions [N, n, ...], memory), on what a learned policy sees, leaves [N, n, ...], of n
-agents in N replicas; key None: the most likely actions are asked for"""
+Script: TypeAlias = Callable[[Env, EnvState, EnvParams, jax.Array], jax.Array]
+"""script(env, state, params, key) of one replica -> actions of a group, [n_group, ...]"""
+Network: TypeAlias = Callable[[Observation, Carry, jax.Array | None], tuple[jax.Array, Carry]]
+"""network(obs, memory, key) -> (actions [N, n, ...], memory), with the observations of a learned
+policy, leaves [N, n, ...]; without a key it returns the most likely actions"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Actor:
-    """The fixed part of a player in a role. Equal ones share a compiled program, whichever run they come from."""
+    """The static part of an actor in a role. Equal actors of any runs share a compiled program."""
 
-    policy: Policy  # its assignment is the role's; of random play and scripts: the policy whose place they take
+    # its assignment is the role's; for scripts and random play, the policy that they replace
+    policy: Policy
     kind: str  # "learned", "random", "script" or "network"
     script: Script | Network | None = None
     env: Env | None = None
-    """whose observations it was trained on, where they are not those of the game that it plays"""
+    """environment that it was trained in, if the evaluated one has other observations"""
 
     @property
-    def identity(self) -> tuple:
-        """All that shapes its program, of its algorithm's own options what is static."""
+    def identity(self) -> tuple[object, ...]:
+        """Everything that determines its program, including the static options of its algorithm."""
         policy, layout = self.policy, self.policy.assignment.layout
-        layout = getattr(
-            layout, "__func__", layout
-        )  # whichever environment of its class the game's layout is bound to
+        # the same function for all environments of a class
+        layout = getattr(layout, "__func__", layout)
         network = (policy.encoder, layout, read_part(policy.config))
         algorithm = (type(policy.algorithm), static_part(policy.config.options))
         return self.kind, self.script, self.env, policy.assignment, network, algorithm
@@ -52,20 +54,23 @@ class Actor:
     def choose(
         self,
         env: Env,
-        learned: Any,
-        carry: Any,
-        obs: Any,
+        learned: PolicyState | None,
+        carry: Carry,
+        obs: Observation,
         keys: jax.Array,
-        situation: tuple,
+        situation: tuple[EnvState, EnvParams],
         greedy: bool,
-    ) -> tuple[jax.Array, Any]:
-        """Returns (actions of the role's agents [N, n, ...], inside their space, carry).
+    ) -> tuple[jax.Array, Carry]:
+        """Return (actions of the role's agents [N, n, ...], inside their space, carry).
 
         Args:
-            learned, carry: PolicyState and carry; of a network of one's own its memory; None where there is neither.
-            obs: of the role's agents, leaves [N, n, ...].
-            keys: [2], for a learned policy and for anything else.
-            situation: (states of the environment [N, ...], params), for scripts.
+            env: environment of one replica.
+            learned: state of a learned policy, otherwise None.
+            carry: carry of a learned policy, memory of a custom network, otherwise None.
+            obs: observations of the role's agents, leaves [N, n, ...].
+            keys: [2], the first one for a learned policy, the second one for other actors.
+            situation: (environment states [N, ...], params), for scripts.
+            greedy: whether learned policies and custom networks choose the most likely actions.
         """
         space = self.policy.assignment.action_space
         if self.kind == "learned":
@@ -76,11 +81,13 @@ class Actor:
         elif self.kind == "random":
             action = self.policy.sample_uniform(keys[1], obs)
         elif self.kind == "network":
-            action, carry = self.script(obs, carry, None if greedy else keys[1])
+            act = cast(Network, self.script)
+            action, carry = act(obs, carry, None if greedy else keys[1])
             rows = jax.tree.leaves(obs)[0].shape[0], self.policy.assignment.num_agents
             require_actions("a network", action, self.policy.assignment, (*rows, *space.shape), 0)
         else:
-            action = run_script(env, self.script, self.policy.assignment, situation, keys[1])
+            script = cast(Script, self.script)
+            action = run_script(env, script, self.policy.assignment, situation, keys[1])
         match space:
             case Box():
                 action = space.clip(action)
@@ -92,16 +99,28 @@ class Actor:
 
 
 def run_script(
-    env: Env, script: Script, assignment: Assignment, situation: tuple, key: jax.Array
+    env: Env,
+    script: Script,
+    assignment: Assignment,
+    situation: tuple[EnvState, EnvParams],
+    key: jax.Array,
 ) -> jax.Array:
-    """Returns a script's actions for the agents of a role, in all replicas, [N, n, ...]."""
+    """Return a script's actions for the agents of a role, in all replicas, [N, n, ...].
+
+    Args:
+        env: environment of one replica.
+        script: the script.
+        assignment: the role's agents, all in one group.
+        situation: (environment states [N, ...], params).
+        key: split into one key per replica.
+    """
     states, params = situation
     num_envs = jax.tree.leaves(states)[0].shape[0]
     act = jax.vmap(functools.partial(script, env), (0, None, 0))
     actions = act(states, params, jax.random.split(key, num_envs))
     if not env.groups and isinstance(actions, jax.Array):
         actions = actions[:, None]
-    group = assignment.segments[0].group  # of all: a role lies in one
+    group = assignment.segments[0].group
     expected = (num_envs, group_sizes(env)[group], *assignment.action_space.shape)
     require_actions(
         "a script", actions, assignment, expected, 1 if env.groups else 2
@@ -110,14 +129,24 @@ def run_script(
 
 
 def require_actions(
-    who: str, actions: Any, assignment: Assignment, expected: tuple[int, ...], axes: int
+    who: str, actions: Action, assignment: Assignment, expected: tuple[int, ...], axes: int
 ) -> None:
-    """Raises TypeError or ValueError where actions from outside have another type or shape than the space's; the first
-    `axes` of the shapes are left out of the sentence."""
+    """Raise if the actions of a script or custom network do not match the action space.
+
+    Args:
+        who: author of the actions, for messages.
+        actions: the actions.
+        assignment: agents of the role.
+        expected: shape of the actions.
+        axes: number of leading axes that messages leave out.
+
+    Raises:
+        TypeError: for another type than an array, or another kind of dtype.
+        ValueError: for another shape.
+    """
     if not isinstance(actions, jax.Array):
-        raise TypeError(
-            f"{who} returned a {type(actions).__name__}: must be an array with the actions of one group"
-        )
+        allowed = "must be an array with the actions of one group"
+        raise TypeError(f"{who} returned a {type(actions).__name__}: {allowed}")
     group, dtype = assignment.segments[0].group, np.dtype(assignment.action_space.dtype)
     if actions.shape != expected:
         words = f"actions of {group} from {who} have shape"

@@ -1,26 +1,31 @@
-"""Which agent plays which policy: selectors, and the way from arrays by group to arrays by policy and back.
+"""Assignment of agents to policies, and conversion of arrays by group to arrays by policy and back.
 
-Arrays by group are `{group: [N, n_group, ...]}`, by policy `{policy: [N, n_policy, ...]}`, N replicas each.
+Arrays by group are `{group: [N, n_group, ...]}`, by policy `{policy: [N, n_policy, ...]}`, for N
+replicas.
 """
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias, cast
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_known
 from wdjax.env import SINGLE_AGENT, Env, layout_of
-from wdjax.spaces import Dict, Discrete, Space
+from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.actor_critic import split_mask, without_mask
 from wdjax.train.networks.encoders import AGENT_TYPE, MASK, with_layout
+from wdjax.train.state.types import EnvParams, Observation
 
 # group, group[index], group[start:stop], group[*]
 _SELECTOR = re.compile(r"(?s:(.+?))(?:\[(?:(\d+)|(\d*):(\d*)|\*)\])?")
+
+ActionSpace: TypeAlias = Discrete | MultiDiscrete | Box
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,26 +38,25 @@ class Segment:
 
     @property
     def agents(self) -> list[tuple[str, int]]:
-        """(group, number in it) of each agent."""
+        """(group, index in the group) of each agent."""
         return [(self.group, i) for i in range(self.start, self.stop)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """The agents of one policy, in the order of its selectors, and the spaces of each."""
+    """The agents of one policy, in the order of its selectors, and the spaces of one agent."""
 
-    segments: tuple[Segment, ...]  # runs of agents of one group, in order
-    observation_space: Space  # of one agent, with its type if the configuration shows it
-    action_space: Space  # of one agent
-    types: tuple[
-        Segment, ...
-    ] = ()  # the agents of each type, in order, where an observation tells an agent's
-    # the game's word on who is whom in its observation (Env.split_observation), None where it has none
+    segments: tuple[Segment, ...]  # consecutive agents of one group, one segment per selector
+    observation_space: Space  # of one agent, with its type if `agent_type_feature` is set
+    action_space: ActionSpace  # of one agent
+    # agents of each type in order; empty without `agent_type_feature`
+    types: tuple[Segment, ...] = ()
     layout: Callable | None = dataclasses.field(default=None, compare=False, repr=False)
+    """`Env.split_observation`; None if the environment does not define it"""
 
     @property
     def agents(self) -> list[tuple[str, int]]:
-        """(group, number in it) of each agent."""
+        """(group, index in the group) of each agent."""
         return [agent for part in self.segments for agent in part.agents]
 
     @property
@@ -61,33 +65,38 @@ class Assignment:
 
     @property
     def agent_types(self) -> np.ndarray:
-        """(num_agents,) int32, constant: the place in `types` of each agent's segment."""
+        """[num_agents] int32, constant: index of each agent's type in `types`."""
         place = {agent: k for k, part in enumerate(self.types) for agent in part.agents}
         return np.array([place[agent] for agent in self.agents], np.int32)
 
     @property
     def bare_space(self) -> Space:
-        """The observation space without the agent's type: the environment's own."""
+        """The observation space of the environment, without the agent's type."""
         if not self.types:
             return self.observation_space
-        inner, mask = self.observation_space["obs"], self.observation_space.spaces.get(MASK)
+        parts = cast(Dict, self.observation_space).spaces
+        inner, mask = parts["obs"], parts.get(MASK)
         return inner if mask is None else Dict({**inner.spaces, MASK: mask})
 
 
 def group_sizes(env: Env) -> dict[str, int]:
-    """Returns group -> number of agents; a single-agent environment has the one group "agent"."""
+    """Return group -> number of agents; a single-agent environment has the group "agent"."""
     return dict(env.groups) or {SINGLE_AGENT: 1}
 
 
 def assign_agents(
-    env: Env, params: Any, policies: Mapping[str, PolicyConfig]
+    env: Env, params: EnvParams, policies: Mapping[str, PolicyConfig]
 ) -> dict[str, Assignment]:
-    """Gives every agent to exactly one policy.
+    """Assign every agent to exactly one policy.
+
+    Args:
+        env: environment of one replica.
+        params: its parameters.
+        policies: configuration of each policy, by name.
 
     Raises:
-        ValueError: naming the policy and the selector that is unknown, empty, out of range, or takes an agent twice;
-            agents without a policy; a policy whose agents have different spaces, or that shows the type where there is
-            only one.
+        ValueError: for an invalid selector, an agent with two policies or none, a policy whose
+            agents have different spaces, or `agent_type_feature` with a single type.
     """
     sizes = group_sizes(env)
     segments = {
@@ -95,27 +104,26 @@ def assign_agents(
         for name, config in policies.items()
     }
     _require_partition(segments, sizes)
-    observation, action = env.observation_space(params), env.action_space(params)
-    if not env.groups:
-        observation, action = Dict({SINGLE_AGENT: observation}), Dict({SINGLE_AGENT: action})
+    observation, action = (
+        cast(Dict, space) if env.groups else Dict({SINGLE_AGENT: space})
+        for space in (env.observation_space(params), env.action_space(params))
+    )
     assignments = {}
     for name, parts in segments.items():
         spaces = [(observation[part.group].single, action[part.group].single) for part in parts]
         for part, pair in zip(parts, spaces, strict=True):
             if pair != spaces[0]:
                 raise ValueError(
-                    f"policies.{name}.agents: groups {parts[0].group!r} and {part.group!r} have different spaces "
-                    f"({spaces[0]} and {pair}). Give each group its own policy."
+                    f"policies.{name}.agents: groups {parts[0].group!r} and {part.group!r} have "
+                    f"different spaces ({spaces[0]} and {pair}). Give each group its own policy."
                 )
-        space, shows, selectors = (
-            spaces[0][0],
-            policies[name].agent_type_feature,
-            policies[name].agents or (name,),
-        )
-        types = tuple(types_of(selectors, parts)) if shows else ()
-        if types:  # an action mask stays at the top
-            single = f"false if `agents` is the single selector {parts[0].group!r}, which has only one type"
-            require(len(types) > 1, f"policies.{name}.agent_type_feature", True, single)
+        space, selectors = spaces[0][0], policies[name].agents or (name,)
+        types = tuple(types_of(selectors, parts)) if policies[name].agent_type_feature else ()
+        if types:
+            only = f"the single selector {parts[0].group!r}, which has only one type"
+            allowed = f"false if `agents` is {only}"
+            require(len(types) > 1, f"policies.{name}.agent_type_feature", True, allowed)
+            # an action mask stays at the top level
             mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
             space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(types)), **mask})
         assignments[name] = Assignment(tuple(parts), space, spaces[0][1], types, layout_of(env))
@@ -123,26 +131,36 @@ def assign_agents(
 
 
 def building_config(config: PolicyConfig, assignment: Assignment) -> PolicyConfig:
-    """Returns the configuration that a policy's network is built from: with the game's layout where that is asked for,
-    a function, which the policy's own configuration never holds."""
+    """Return the configuration that the network of a policy is built from.
+
+    Unlike the policy's own configuration, it contains `Env.split_observation` if the encoder
+    requires it.
+    """
     return dataclasses.replace(config, network=with_layout(config.network, assignment.layout))
 
 
 def parse_selectors(
     policy: str, selectors: tuple[str, ...], sizes: Mapping[str, int]
 ) -> list[Segment]:
-    """Returns the segments that the selectors of a policy name; raises ValueError for a wrong one."""
+    """Return the segments that the selectors of a policy name.
+
+    Args:
+        policy: name of the policy, for messages.
+        selectors: "group", "group[3]", "group[0:5]" or "group[*]".
+        sizes: group -> number of agents.
+
+    Raises:
+        ValueError: for an invalid selector.
+    """
     segments = []
     for selector in selectors:
-        match = _SELECTOR.fullmatch(selector)
-        words = (
+        match = None if selector in sizes else _SELECTOR.fullmatch(selector)
+        group, index, first, last = match.groups() if match else (selector, None, None, None)
+        allowed = (
             "a group, a slice such as 'runner[0:50]', an index, or 'runner[*]' for a type per agent"
         )
-        known = selector in sizes or (
-            match and (match[1] in sizes or re.fullmatch(r"\w+", match[1]))
-        )
-        require(known, f"policies.{policy}.agents", selector, words)
-        group, index, first, last = (selector, *[None] * 3) if selector in sizes else match.groups()
+        known = group in sizes or (match and re.fullmatch(r"\w+", group))
+        require(known, f"policies.{policy}.agents", selector, allowed)
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
         stop = start + 1 if index else int(last or sizes[group])
@@ -153,8 +171,8 @@ def parse_selectors(
 
 
 def types_of(selectors: tuple[str, ...], segments: list[Segment]) -> list[Segment]:
-    """Return the agents of each type: those of one selector, and every agent of "group[*]" by itself."""
-    types = []
+    """Return the agents of each type: one type per selector, and one per agent of "group[*]"."""
+    types: list[Segment] = []
     for selector, part in zip(selectors, segments, strict=True):
         types += (
             [Segment(group, i, i + 1) for group, i in part.agents]
@@ -184,36 +202,39 @@ def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str
         )
 
 
-def to_groups(env: Env, values: Any) -> dict[str, Any]:
-    """Returns values of a batch of replicas by group: bare arrays [N, ...] become {"agent": [N, 1, ...]}."""
+def to_groups(env: Env, values: chex.ArrayTree) -> dict[str, chex.ArrayTree]:
+    """Return values by group: without groups, leaves [N, ...] become {"agent": [N, 1, ...]}."""
     return (
         values if env.groups else {SINGLE_AGENT: jax.tree.map(lambda leaf: leaf[:, None], values)}
     )
 
 
-def from_groups(env: Env, values: dict[str, Any]) -> Any:
-    """Returns values by group in the environment's own form: {"agent": [N, 1, ...]} becomes bare arrays [N, ...]."""
+def from_groups(env: Env, values: dict[str, chex.ArrayTree]) -> chex.ArrayTree:
+    """Return values as the environment has them: without groups, leaves [N, ...]."""
     return values if env.groups else jax.tree.map(lambda leaf: leaf[:, 0], values[SINGLE_AGENT])
 
 
-def gather(assignment: Assignment, values: Mapping[str, Any]) -> Any:
-    """Returns the rows of a policy's agents, [N, n_policy, ...], from values by group; on the host, where they lie."""
+def gather(assignment: Assignment, values: Mapping[str, chex.ArrayTree]) -> chex.ArrayTree:
+    """Return values of a policy's agents, leaves [N, n_policy, ...], from values by group.
+
+    NumPy arrays stay NumPy arrays.
+    """
     parts = [
         jax.tree.map(lambda leaf, part=part: leaf[:, part.start : part.stop], values[part.group])
         for part in assignment.segments
     ]
 
-    def join(*leaves: Any) -> Any:
+    def join(*leaves: jax.Array) -> jax.Array:
         return (np if isinstance(leaves[0], np.ndarray) else jnp).concatenate(leaves, axis=1)
 
     return parts[0] if len(parts) == 1 else jax.tree.map(join, *parts)
 
 
-def gather_observation(assignment: Assignment, obs: Mapping[str, Any]) -> Any:
-    """Returns what a policy's agents see, leaves [N, n_policy, ...], from observations by group.
+def gather_observation(assignment: Assignment, obs: Mapping[str, Observation]) -> Observation:
+    """Return observations of a policy's agents, leaves [N, n_policy, ...], from those by group.
 
-    Where the policy has `agent_type_feature`, that is {"obs": observation, "agent_type": [N, n_policy] int32, number of
-    the agent's selector}, and beside them the action mask of an observation that has one.
+    With `agent_type_feature` they are {"obs": observation, "agent_type": [N, n_policy] int32}, with
+    the action mask at the top level if there is one.
     """
     seen = gather(assignment, obs)
     if not assignment.types:
@@ -230,7 +251,7 @@ def gather_observation(assignment: Assignment, obs: Mapping[str, Any]) -> Any:
 def scatter(
     assignments: Mapping[str, Assignment], values: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Returns values by group from values by policy: the inverse of `gather` over all policies."""
+    """Return values by group from values by policy: the inverse of `gather` for all policies."""
     pieces: dict[str, list[tuple[int, jax.Array]]] = {}
     for name, assignment in assignments.items():
         offset = 0

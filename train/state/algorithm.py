@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -14,9 +14,11 @@ from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers
+from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Policy, Team
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, PolicyState
+from wdjax.train.state.types import ActingState, Carry, Fields, Observation, OptionsClass, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,27 +29,27 @@ class NoOptions:
 class Algorithm(abc.ABC):
     """Base class of algorithms: stateless functions that act and learn.
 
-    A custom algorithm is a subclass of this class, or of `PPO` or `A2C`. A preset names it as "package.module:Class"
-    or by the name given to `register_algorithm`.
+    A custom algorithm is a subclass of this class, or of `PPO` or `A2C`. A preset names it as
+    "package.module:Class" or by the name given to `register_algorithm`.
 
-    Arrays of a policy have leading axes [N, n]: N replicas, n agents of the policy. There is one key per block of
-    replicas, [num_blocks]; random numbers of a block depend only on its key.
+    Arrays of a policy have leading axes [N, n]: N replicas, n agents of the policy. There is one
+    key per block of replicas, [num_blocks]; random numbers of a block depend only on its key.
 
-    On several devices `act` and `update` run on each device with its share of the replicas and blocks. Reduce losses,
-    gradients, statistics and metrics over devices with the functions of `wdjax.train.learning`, so that they are equal
-    on all devices.
+    On several devices `act` and `update` run on each device with its share of the replicas and
+    blocks. Reduce losses, gradients, statistics and metrics over devices with the functions of
+    `wdjax.train.learning`, so that they are equal on all devices.
     """
 
-    Options: ClassVar[type] = NoOptions
-    """frozen dataclass of the algorithm's options; its fields are `traced` or static and have defaults"""
+    Options: ClassVar[OptionsClass] = NoOptions
+    """frozen dataclass of options; its fields are `traced` or `static` and have defaults"""
     has_kernels: ClassVar[bool] = False
     """whether fused kernels may replace `act` and the gradient of `loss` (train/fast)"""
     keeps: ClassVar[frozenset[str]] = frozenset()
-    """what the rollout stores for `update` beside transitions: {"global_state"} or nothing; `act` never receives it"""
+    """additional data in the rollout for `update`: {"global_state"} or nothing"""
     takes_uniform: bool = False
     """whether `act` accepts uniform numbers [N, n, c] from `draw_uniform` instead of keys"""
 
-    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:  # noqa: B027  (nothing to refuse)
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:  # noqa: B027
         """Validate the configuration of a policy; the values of single fields have been checked.
 
         Args:
@@ -65,7 +67,7 @@ class Algorithm(abc.ABC):
     ) -> nnx.Module:
         """Return new networks of a policy in one module.
 
-        Policies whose algorithms share this function can start from each other's parameters (`checkpoint`).
+        Policies can start from a `checkpoint` of an algorithm that inherits the same function.
 
         Args:
             context: the environment, the run, and the agents of all policies.
@@ -75,64 +77,83 @@ class Algorithm(abc.ABC):
         """
 
     def make_shared(self, team: Team, context: Context, rngs: nnx.Rngs) -> nnx.Module | None:
-        """Return what the policies of a team share, such as a central critic or a mixer; None: nothing."""
+        """Return the module that the policies of a team share, such as a central critic; or None.
+
+        Args:
+            team: static part of the team.
+            context: the environment, the run, and the agents of all policies.
+            rngs: random numbers for the parameters.
+        """
         return None
 
     def init_shared(
-        self, team: Team, states: Mapping[str, PolicyState], params: Any
+        self, team: Team, states: Mapping[str, PolicyState], params: Params | None
     ) -> PolicyState | None:
-        """Return the state of what a team shares: parameters and their optimizer, or one optimizer of all policies.
+        """Return the state that a team shares; None: nothing.
+
+        It contains shared parameters and their optimizer, or one optimizer of all policies.
 
         Args:
             team: static part of the team.
             states: new states of its policies, by name.
-            params: new parameters of `make_shared`; None if it returned None.
+            params: new parameters of the shared module; None without one.
         """
         return None
 
     def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
-        """Return the distribution of actions; `to_space` of it maps actions into the action space."""
+        """Return the distribution of actions; its `to_space` maps actions into the action space."""
         return make_distribution(assignment.action_space)
 
     @abc.abstractmethod
-    def init(self, policy: Policy, params: Any) -> PolicyState:
-        """Return the state of a policy with new parameters; without optimizer state if it is not trainable."""
+    def init(self, policy: Policy, params: Params) -> PolicyState:
+        """Return the state of a policy with new parameters.
+
+        It has no optimizer state if the policy is not trainable.
+        """
 
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         """Return the memory of a policy for all replicas at the start of a run."""
         return Memory(self.init_carry(policy, run.num_envs), None)
 
-    def init_carry(self, policy: Policy, num_envs: int) -> Any:
-        """Return the carry of `act` and `play` at the start of an episode, leaves [num_envs, n, ...].
+    def init_carry(self, policy: Policy, num_envs: int) -> Carry:
+        """Return the carry of `act` and `play` at the start of an episode, [num_envs, n, ...].
 
-        It may differ between agents but not between replicas. A custom network receives the episode starts in `unroll`
-        and resets its carry itself.
+        It may differ between agents but not between replicas. A custom network receives the episode
+        starts in `unroll` and resets its carry itself.
         """
         return None
 
-    def before_rollout(self, policy: Policy, state: PolicyState) -> Any:
+    def before_rollout(self, policy: Policy, state: PolicyState) -> ActingState:
         """Return the `state` argument of `act` and `end_of_step` for a rollout.
 
-        Override it to compute something once per rollout. Both functions must also accept a plain PolicyState.
+        Override it to compute something once per rollout. Both functions must also accept a plain
+        PolicyState.
         """
         return state
 
     @abc.abstractmethod
     def act(
-        self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
-    ) -> tuple[jax.Array, dict[str, Any], Any]:
+        self,
+        policy: Policy,
+        state: ActingState,
+        carry: Carry,
+        obs: Observation,
+        keys: jax.Array,
+        hypers: Hypers,
+    ) -> tuple[jax.Array, Fields, Carry]:
         """Choose actions in training.
 
-        The environment receives `policy.distribution.to_space(action)`, clipped to the action space.
+        The environment receives `policy.distribution.to_space(action)`, clipped to the action
+        space.
 
         Args:
             policy: static part of the policy.
             state: result of `before_rollout`.
             carry: from the previous step, leaves [N, n, ...].
             obs: leaves [N, n, ...].
-            keys: [num_blocks]; uniform numbers instead if `takes_uniform`. A custom `act` receives keys. Only the
-                fused kernel for whole rollouts passes it uniform numbers, [1, n, c] for one replica; if `act` raises
-                then, plain XLA is used.
+            keys: [num_blocks]; uniform numbers instead if `takes_uniform`. A custom `act` receives
+                keys, except in the fused kernel for whole rollouts, which passes uniform numbers
+                [1, n, c] for one replica. If `act` raises then, plain XLA is used.
             hypers: hyperparameters at this point of the run.
 
         Returns:
@@ -144,38 +165,61 @@ class Algorithm(abc.ABC):
         self,
         policy: Policy,
         state: PolicyState,
-        carry: Any,
-        obs: Any,
+        carry: Carry,
+        obs: Observation,
         keys: jax.Array,
         greedy: bool,
-    ) -> tuple[jax.Array, Any]:
-        """Choose actions in an evaluation, with the arguments of `act`. Return (action [N, n, ...], carry)."""
+    ) -> tuple[jax.Array, Carry]:
+        """Choose actions in an evaluation. Return (action [N, n, ...], carry).
 
-    def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
+        Args:
+            policy: static part of the policy.
+            state: state of the policy.
+            carry: from the previous step, leaves [N, n, ...].
+            obs: leaves [N, n, ...].
+            keys: [num_blocks].
+            greedy: choose the most likely actions.
+        """
+
+    def describe(
+        self, policy: Policy, state: PolicyState, carry: Carry, obs: Observation
+    ) -> dict[str, jax.Array]:
         """Return details of an action for recorded episodes, leaves [N, n, ...]; empty by default.
 
-        Names: those from the distribution's `describe`, and "value".
+        Names are "value" and the names from `describe` of the distribution.
         """
         return {}
 
     def end_of_step(
-        self, policy: Policy, state: Any, carry: Any, final_obs: Any, truncated: jax.Array | None
-    ) -> dict[str, Any]:
-        """Return the fields of Rows that depend on the observation after the step, before any reset.
+        self,
+        policy: Policy,
+        state: ActingState,
+        carry: Carry,
+        final_obs: Observation,
+        truncated: jax.Array | None,
+    ) -> Fields:
+        """Return the fields of Rows that require the observation after the step.
 
         Args:
             policy: static part of the policy.
             state: result of `before_rollout`.
             carry: after the step.
-            final_obs: observation after the step, leaves [N, n, ...].
-            truncated: [N, n] bool, the agent was truncated in this step; None if the environment never truncates.
+            final_obs: observation after the step and before any reset, leaves [N, n, ...].
+            truncated: [N, n] bool, whether the agent was truncated in this step; None if the
+                environment never truncates.
         """
         return {}
 
     def update(
-        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
+        self,
+        policy: Policy,
+        state: PolicyState,
+        memory: Memory,
+        hypers: Hypers,
+        rollout: Rollout,
+        key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, dict[str, jax.Array]]:  # fmt: skip
+    ) -> tuple[PolicyState, Memory, Mapping[str, jax.Array | Metric]]:
         """Learn from one rollout.
 
         Args:
@@ -193,24 +237,36 @@ class Algorithm(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
     def update_team(
-        self, team: Team, states: dict[str, PolicyState], shared: PolicyState | None, memories: dict[str, Memory],
-        hypers: Mapping[str, Hypers], rollout: Rollout, key: jax.Array, num_blocks: int,
-    ) -> tuple[dict[str, PolicyState], PolicyState | None, dict[str, Memory], dict[str, dict[str, Any]]]:  # fmt: skip
-        """Learn from one rollout, all policies of a team together. By default each learns alone, by `update`.
+        self,
+        team: Team,
+        states: dict[str, PolicyState],
+        shared: PolicyState | None,
+        memories: dict[str, Memory],
+        hypers: Mapping[str, Hypers],
+        rollout: Rollout,
+        key: jax.Array,
+        num_blocks: int,
+    ) -> tuple[
+        dict[str, PolicyState],
+        PolicyState | None,
+        dict[str, Memory],
+        dict[str, Mapping[str, jax.Array | Metric]],
+    ]:
+        """Learn from one rollout, all policies of a team together; by default each by `update`.
 
         Args:
             team: static part of the team.
             states: states of its policies, by name.
-            shared: state of what they share; None: nothing.
+            shared: the state that they share; None: nothing.
             memories: memories of its policies, by name.
-            hypers: hyperparameters of its policies, by name; those of the team are among each policy's.
+            hypers: hyperparameters of its policies, by name; each includes those of the team.
             rollout: the rollout.
             key: () key for this update.
             num_blocks: blocks of replicas on this device.
 
         Returns:
-            (states, shared, memories, metrics). Metrics are {name: scalar or `Metric`} by policy; those of what is
-            shared are under the name of the team.
+            (states, shared, memories, metrics). Metrics are {name: scalar or `Metric`} by policy.
+            Metrics of the shared part are under the name of the team.
         """
         keys = [key] if len(team.policies) == 1 else jax.random.split(key, len(team.policies))
         learned = {
@@ -219,10 +275,12 @@ class Algorithm(abc.ABC):
             )
             for own_key, (name, policy) in zip(keys, team.policies.items(), strict=True)
         }
-        states, memories, metrics = (
-            {name: part[i] for name, part in learned.items()} for i in range(3)
+        return (
+            {name: state for name, (state, _, _) in learned.items()},
+            shared,
+            {name: memory for name, (_, memory, _) in learned.items()},
+            {name: metrics for name, (_, _, metrics) in learned.items()},
         )
-        return states, shared, memories, metrics
 
     def losses(
         self,
@@ -231,14 +289,20 @@ class Algorithm(abc.ABC):
         after: PolicyState,
         metrics: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        """Return (loss, gradient norm) of an update, scalars that are checked for NaN and infinity.
+        """Return (loss, gradient norm) of an update, scalars to check for NaN and infinity.
 
-        Both must be 0 if the update took no gradient step; the metrics are NaN then.
+        Both must be 0 if the update took no gradient step, for which metrics are NaN.
+
+        Args:
+            policy: static part of the policy.
+            before: its state before the update.
+            after: its state after the update.
+            metrics: its metrics, as plain arrays.
 
         Raises:
             ValueError: if one of them is not among the metrics of `update`.
         """
         for name in ("loss", "grad_norm"):
-            words = f"to contain {name!r}. Return it from update, or override losses"
-            require(name in metrics, f"metrics of policies.{policy.name}", sorted(metrics), words)
+            allowed = f"to contain {name!r}. Return it from update, or override losses"
+            require(name in metrics, f"metrics of policies.{policy.name}", sorted(metrics), allowed)
         return metrics["loss"], metrics["grad_norm"]

@@ -1,40 +1,44 @@
-"""The run as an algorithm sees it when it builds networks and learns."""
+"""Properties of a run that algorithms read when they build networks and learn."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.env import Env
-from wdjax.spaces import Box, Space
+from wdjax.spaces import Box, Dict, Space
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.encoders import encode, encoded_size
 from wdjax.train.state.agents import Assignment, group_sizes
+from wdjax.train.state.types import EnvParams, EnvState, Observation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
-    """The environment, the configuration of the run, and the agents of all policies, frozen ones included."""
+    """The environment, the configuration of the run, and the agents of all policies."""
 
-    env: Env  # the environment
-    env_params: Any  # its params
-    run_config: TrainConfig  # the configuration of the run
-    assignments: Mapping[str, Assignment]  # by policy: its agents and their spaces
+    env: Env
+    env_params: EnvParams
+    run_config: TrainConfig
+    assignments: Mapping[str, Assignment]
+    """by policy, frozen ones included: its agents and their spaces"""
 
     @property
     def global_state_space(self) -> Space:
-        """The space of `global_state`: the environment's, or a row with all observations of a replica."""
+        """Space of `global_state`: `Env.global_state_space`, or a vector of all observations."""
         own = self.env.global_state_space(self.env_params)
         if own is not None:
             return own
         size = sum(encoded_size(space) * count for space, count in self._observed().values())
         return Box(-jnp.inf, jnp.inf, (size,))
 
-    def global_state(self, env_state: Any, obs: Mapping[str, Any], env_params: Any) -> jax.Array:
-        """Return the global state of each replica, [N, S]: the environment's, or all observations if it has none.
+    def global_state(
+        self, env_state: EnvState, obs: Mapping[str, Observation], env_params: EnvParams
+    ) -> jax.Array:
+        """Return the global state of each replica, [N, S]: `Env.global_state`, or all observations.
 
         Args:
             env_state: leaves [N, ...].
@@ -47,7 +51,7 @@ class Context:
         return jnp.concatenate([row.reshape(row.shape[0], -1) for row in rows], axis=-1)
 
     def _observed(self) -> dict[str, tuple[Space, int]]:
-        """Return group -> (observation space of one agent without the action mask, number of agents)."""
+        """Return group -> (observation space of one agent without mask, number of agents)."""
         space, sizes = self.env.observation_space(self.env_params), group_sizes(self.env)
-        one = (lambda group: space[group].single) if self.env.groups else (lambda group: space)
-        return {group: (without_mask(one(group)), count) for group, count in sizes.items()}
+        one = {g: cast(Dict, space)[g].single if self.env.groups else space for g in sizes}
+        return {group: (without_mask(one[group]), count) for group, count in sizes.items()}

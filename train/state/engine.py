@@ -1,33 +1,42 @@
-"""The reference engine: how policies act and learn, and how rollouts are played, in plain XLA on any device."""
+"""The reference engine: acting, learning and rollouts in plain XLA, on any device."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
 from wdjax.train.devices.collectives import total
+from wdjax.train.networks.distributions import Categorical
 from wdjax.train.networks.draws import draw_uniform, draws_by_uniform, sample_blocks
 from wdjax.train.state.flat import flatten, named
+from wdjax.train.state.hypers import Hypers
+from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Evaluation
 from wdjax.train.state.state import PolicyState
+from wdjax.train.state.types import ActingState, Carry, Fields, Observation, Params, PyTree
 
-Metrics = dict[str, jax.Array]
+Means: TypeAlias = dict[str, jax.Array]
+"""sums or means of the terms of a loss, by name"""
+Loss: TypeAlias = Callable[..., tuple[jax.Array, Means]]
+"""loss(new, batch, options, mean) -> (loss (), metrics), as `PPO.loss`"""
+Evaluate: TypeAlias = Callable[[Policy, PolicyState, Any], Any]
+"""evaluate(policy, state, batch) -> what `loss` receives as `new`"""
 
 
-@struct.dataclass
-class BatchRows:
-    """The fields of a batch with one number per transition, [B] each: what a loss may read, beside `Evaluation`."""
+class BatchRows(struct.PyTreeNode):
+    """The fields of a batch that a loss may read, [B] each: one number per transition."""
 
-    log_prob: Any = None
-    value: Any = None
-    advantage: Any = None
-    target: Any = None
-    valid: Any = None
+    log_prob: jax.Array | None = None
+    value: jax.Array | None = None
+    advantage: jax.Array | None = None
+    target: jax.Array | None = None
+    valid: jax.Array | None = None
 
 
 ROW_FIELDS = tuple(BatchRows.__dataclass_fields__)
@@ -35,33 +44,49 @@ ROW_FIELDS = tuple(BatchRows.__dataclass_fields__)
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """What algorithms and rollouts leave to the machine. Subclasses (train/fast) return the same, faster.
+    """Operations with faster variants on some devices, in subclasses (train/fast).
 
     `make_setup` chooses the engine of a run and of each policy from the objects that were built.
     """
 
     shape: Any = None
-    """static shape of the policy's kernels (train/kernels/layers.py); None: it has none"""
+    """`Shape` of the policy's kernels (train/kernels/layers.py); None without kernels"""
     reason: str = ""
-    """why it has none"""
+    """reason for having no kernels"""
 
     # Acting
 
-    def acts_by_kernel(self, policy: Any) -> bool:
+    def acts_by_kernel(self, policy: Policy) -> bool:
         """Return whether `act` takes uniform numbers drawn before the rollout, not keys."""
         return False
 
-    def prepare(self, policy: Any, state: PolicyState) -> Any:
+    def prepare(self, policy: Policy, state: PolicyState) -> ActingState:
         """Return the state that `act` receives in all steps of a rollout."""
         return state
 
     def act(
-        self, policy: Any, state: Any, carry: Any, obs: Any, keys: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-        """Sample actions. Return (action [N, n, ...], {"value", and "log_prob" if kept: [N, n]}, carry)."""
+        self,
+        policy: Policy,
+        state: ActingState,
+        carry: Carry,
+        obs: Observation,
+        keys: jax.Array,
+    ) -> tuple[jax.Array, Fields, Carry]:
+        """Sample actions.
+
+        Args:
+            policy: static part of the policy.
+            state: result of `prepare`.
+            carry: from the previous step, leaves [N, n, ...].
+            obs: leaves [N, n, ...].
+            keys: [num_blocks], or uniform numbers [N, n, c].
+
+        Returns:
+            (action [N, n, ...], {"value", and "log_prob" if kept: [N, n]}, carry).
+        """
         outputs, value, carry = policy.apply(state, obs, carry)
         action = sample_blocks(policy.distribution, keys, outputs)
-        notes = {"value": value}
+        notes: Fields = {"value": value}
         if policy.algorithm.keeps_log_prob:
             notes["log_prob"] = policy.distribution.log_prob(outputs, action)
         return action, notes, carry
@@ -69,9 +94,14 @@ class Engine:
     # Learning
 
     def gradient(
-        self, loss: Callable, policy: Any, state: PolicyState, hypers: Any, batch: Any,
-        evaluate: Callable | None = None,
-    ) -> tuple[Any, Metrics]:  # fmt: skip
+        self,
+        loss: Loss,
+        policy: Policy,
+        state: PolicyState,
+        hypers: Hypers,
+        batch: Any,
+        evaluate: Evaluate | None = None,
+    ) -> tuple[Params, Means]:
         """Return the gradient of a loss, not clipped, and its metrics.
 
         Args:
@@ -79,35 +109,36 @@ class Engine:
             policy: static part of the policy.
             state: its state.
             hypers: hyperparameters at this point of the run.
-            batch: the transitions of this device.
+            batch: `Batch` with the transitions of this device.
             evaluate: as for `fit`.
 
         Returns:
-            (gradient of the mean loss over the valid transitions of all devices, metrics): the loss, the means of its
-            terms, and the norm of the gradient.
+            (gradient of the mean loss over the valid transitions of all devices, metrics): the
+            loss, the means of its terms, and the norm of the gradient.
         """
         sums = self.sum_gradient(loss, policy, state, hypers, batch, evaluate)
         sums, count = total((sums, jnp.sum(batch.valid, dtype=jnp.float32)))
         grads, metrics = jax.tree.map(lambda values: values / jnp.maximum(count, 1.0), sums)
-        metrics["loss"], norm = (
-            combine(loss, policy.options(hypers), metrics),
-            optax.tree.norm(grads),
-        )
+        metrics["loss"] = combine(loss, policy.options(hypers), metrics)
+        norm = optax.tree.norm(grads)
         is_clipped = (norm > hypers["max_grad_norm"]).astype(jnp.float32)
         return grads, metrics | {"grad_norm": norm, "grad_clip_fraction": is_clipped}
 
     def sum_gradient(
         self,
-        loss: Callable,
-        policy: Any,
+        loss: Loss,
+        policy: Policy,
         state: PolicyState,
-        hypers: Any,
+        hypers: Hypers,
         batch: Any,
-        evaluate: Callable | None = None,
-    ) -> tuple[Any, Metrics]:
-        """Return (gradient of the summed loss, sums of its terms) over this device's valid transitions."""
+        evaluate: Evaluate | None = None,
+    ) -> tuple[Params, Means]:
+        """Return (gradient of the summed loss, sums of its terms) over valid transitions.
 
-        def loss_of(params: Any) -> tuple[jax.Array, Metrics]:
+        The arguments are the same as for `gradient`; the sums are over this device.
+        """
+
+        def loss_of(params: Params) -> tuple[jax.Array, Means]:
             new = (evaluate or evaluate_actions)(policy, named(state.replace(params=params)), batch)
 
             # `where`, not a product: an invalid transition may hold infinities
@@ -126,24 +157,27 @@ class Engine:
 
     def scan_minibatches(
         self,
-        step: Callable,
+        step: Callable[..., tuple[PolicyState, jax.Array, PyTree]],
         state: PolicyState,
         batch: Any,
         index: jax.Array,
         advantage: jax.Array | None,
-    ) -> tuple[PolicyState, Any]:
+    ) -> tuple[PolicyState, PyTree]:
         """Scan step(state, stopped, minibatch) -> (state, stopped, output) over minibatches.
 
         Args:
             step: one gradient step; parameters and optimizer state are one vector each (`flatten`).
             state: before the first step.
-            batch: leaves [R, ...]; of a recurrent policy [T, M, ...].
-            index: [steps, r], the transitions (of a recurrent policy: the sequences) of each minibatch.
-            advantage: [steps, r], replaces the batch's; or None.
+            batch: `Batch` with leaves [R, ...]; [T, M, ...] for a recurrent policy.
+            index: [steps, r], transitions of each minibatch; sequences for a recurrent policy.
+            advantage: [steps, r], replaces `batch.advantage`; or None.
+
+        Returns:
+            (state, outputs with a leading [steps]).
         """
         rows, axis = self.pack(batch.replace(carry=None), batch.valid.ndim), batch.valid.ndim - 1
 
-        def turn(carry: tuple, taken: tuple) -> tuple[tuple, Any]:
+        def turn(carry: tuple, taken: tuple) -> tuple[tuple, PyTree]:
             index, advantage = taken
             minibatch = self.unpack(
                 jax.tree.map(lambda leaf: jnp.take(leaf, index, axis, mode="clip"), rows)
@@ -167,45 +201,52 @@ class Engine:
         words = jax.random.bits(key, (size,))
         return jax.lax.sort_key_val(words, jnp.arange(size, dtype=jnp.int32))[1]
 
-    def scan(self, step: Callable, init: Any, rows: Any, reverse: bool = False) -> tuple[Any, Any]:
-        """`jax.lax.scan` for steps of a few operations, in which rows of zeros after the last change nothing."""
+    def scan(
+        self, step: Callable, init: PyTree, rows: PyTree, reverse: bool = False
+    ) -> tuple[PyTree, PyTree]:
+        """Call `jax.lax.scan` for steps of a few operations.
+
+        Additional rows of zeros after the last one must not change the results.
+        """
         return jax.lax.scan(step, init, rows, reverse=reverse)
 
     # Rollouts, of all policies
 
     def draw(
-        self, setup: Any, selves: Mapping[str, Any], keys: jax.Array, every: bool = False
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        """Return what each step draws by: (env_key, draws) of `play_step`, each with a leading [T].
+        self, setup: Setup, opponents: Collection[str], keys: jax.Array, every: bool = False
+    ) -> tuple[chex.ArrayTree, dict[str, jax.Array]]:
+        """Return the random inputs of each step: (env_key, draws) of `play_step`, leading [T].
 
         Args:
             setup: static part of the run.
-            selves: opponents by policy; their policies get keys.
+            opponents: names of policies with opponents, which receive keys.
             keys: [T, 1 + policies, num_blocks].
-            every: draw all random numbers before the loop, as a kernel for whole rollouts reads them.
+            every: draw all random numbers before the loop, for a kernel for whole rollouts.
         """
         ahead = Ahead(True, uniform_policies(setup, every)) if every else self.drawn_ahead(setup)
         env_key = jax.vmap(setup.replicas.draw_keys)(keys[:, 0]) if ahead.env else keys[:, 0]
         draws = {name: keys[:, 1 + i] for i, name in enumerate(setup.policies)}
-        for name in (name for name in ahead.policies if name not in selves):
-            distribution, agents = (
-                setup.policies[name].distribution,
-                setup.policies[name].assignment.num_agents,
-            )
+        for name in (name for name in ahead.policies if name not in opponents):
+            policy = setup.policies[name]
             draw = functools.partial(
-                draw_uniform, distribution, num_envs=setup.replicas.num_envs, num_agents=agents
+                draw_uniform,
+                cast(Categorical, policy.distribution),
+                num_envs=setup.replicas.num_envs,
+                num_agents=policy.assignment.num_agents,
             )
             draws[name] = jax.vmap(draw)(draws[name])
         return env_key, draws
 
-    def drawn_ahead(self, setup: Any) -> "Ahead":
-        """Return what is drawn before the rollout's loop."""
+    def drawn_ahead(self, setup: Setup) -> "Ahead":
+        """Return which random numbers to draw before the loop of a rollout."""
         return Ahead(False, ())
 
-    def scan_steps(self, step: Callable, carry: Any, drawn: Any, unroll: int) -> tuple[Any, Any]:
-        """`jax.lax.scan` over the steps of a rollout."""
+    def scan_steps(
+        self, step: Callable, carry: PyTree, drawn: PyTree, unroll: int
+    ) -> tuple[PyTree, PyTree]:
+        """Call `jax.lax.scan` over the steps of a rollout."""
 
-        def packed(carry: Any, drawn: Any) -> tuple[Any, Any]:
+        def packed(carry: PyTree, drawn: PyTree) -> tuple[PyTree, PyTree]:
             carry, outcome = step(carry, drawn)
             return carry, self.pack(outcome)
 
@@ -215,42 +256,54 @@ class Engine:
     def rollout(
         self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array
     ) -> tuple[tuple, tuple]:
-        """Return `by_scan(given, carry, keys)`, the reference rollout, or the same by other means."""
+        """Return `by_scan(given, carry, keys)`, the reference rollout, or the same from a kernel.
+
+        Args:
+            by_scan: `play_steps` (rollout/scan.py).
+            given: `StepInputs`.
+            carry: as for `play_step`.
+            keys: [T, 1 + policies, num_blocks].
+        """
         return by_scan(given, carry, keys)
 
     # Layout of data that scans read and write
 
-    def pack(self, tree: Any, leading: int = 0) -> Any:
-        """Return a tree with leaves [*leading, ...] in the layout in which scans read and write it."""
+    def pack(self, tree: PyTree, leading: int = 0) -> PyTree:
+        """Return a tree in the layout for scans.
+
+        Args:
+            tree: leaves with `leading` axes in common.
+            leading: number of leading axes.
+        """
         return tree
 
-    def unpack(self, packed: Any) -> Any:
-        """Return what `pack` was given."""
+    def unpack(self, packed: PyTree) -> PyTree:
+        """Invert `pack`."""
         return packed
 
 
 class Ahead(NamedTuple):
-    """What is drawn before the rollout's loop: the environment's keys, and the actions' numbers of some policies."""
+    """Random numbers to draw before the loop of a rollout."""
 
-    env: bool
-    policies: tuple[str, ...]
+    env: bool  # keys of the environment
+    policies: tuple[str, ...]  # uniform numbers for actions of these policies
 
 
-def uniform_policies(setup: Any, every: bool = False) -> tuple[str, ...]:
-    """Return the policies whose actions follow from uniform numbers that can be drawn before.
+def uniform_policies(setup: Setup, every: bool = False) -> tuple[str, ...]:
+    """Return the policies that can draw uniform numbers for their actions before the loop.
 
     Args:
         setup: static part of the run.
-        every: include policies with a custom `act`, which gets uniform numbers only in a kernel for whole rollouts.
+        every: include policies with a custom `act`, for a kernel for whole rollouts.
     """
 
-    def uniform(own: Any) -> bool:
+    def uniform(own: Policy) -> bool:
         return (every or own.algorithm.takes_uniform) and draws_by_uniform(own.distribution)
 
     return tuple(name for name, policy in setup.policies.items() if uniform(policy))
 
 
-def evaluate_actions(policy: Any, state: PolicyState, batch: Any) -> Evaluation:
+def evaluate_actions(policy: Policy, state: PolicyState, batch: Any) -> Evaluation:
     """Return log-probabilities, entropies and values of a batch under the parameters of a state."""
     if batch.carry is None:
         outputs, value, _ = policy.apply(state, batch.obs)
@@ -262,8 +315,8 @@ def evaluate_actions(policy: Any, state: PolicyState, batch: Any) -> Evaluation:
     return Evaluation(log_prob, policy.distribution.entropy(outputs), value)
 
 
-def combine(loss: Callable, options: Any, means: Mapping[str, jax.Array]) -> jax.Array:
-    """Return the loss () that belongs to the means of its terms."""
+def combine(loss: Loss, options: Any, means: Mapping[str, jax.Array]) -> jax.Array:
+    """Return the loss () from the means of its terms."""
     one = jnp.zeros(1)
     rows = BatchRows(one, one, one, one, one > 0)
     return loss(Evaluation(one, one, one), rows, options, lambda terms: dict(means))[0]

@@ -1,14 +1,15 @@
-"""The traced hyperparameters of a policy: leaves of the state, of which a population has one for each member.
+"""Traced hyperparameters of policies: leaves of the state, with one value per population member.
 
-They are the fields that config/facts.py marks as traced, those of the policy and those of its algorithm's options in
-one dict by name: hypers["learning_rate"], hypers["clip"].
+They are the `traced` fields (config/facts.py) of a policy and of its algorithm's options, in one
+dict by name: hypers["learning_rate"], hypers["clip"].
 """
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,12 +26,12 @@ from wdjax.train.config.facts import (
     require_value,
 )
 from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
+from wdjax.train.state.types import OptionsClass
 
-OLD_BLOCK = re.compile(r"\.(options|ddpg)\.")  # written before the names of options until 0.2
+OLD_BLOCK = re.compile(r"\.(options|ddpg)\.")  # prefix of options in names until 0.2
 
 
-@struct.dataclass
-class ScheduleArrays:
+class ScheduleArrays(struct.PyTreeNode):
     """A schedule as arrays: linear between its points, constant outside."""
 
     env_steps: jax.Array  # [points] float32, ascending
@@ -45,22 +46,30 @@ class ScheduleArrays:
 class Hypers(dict[str, Any]):
     """Traced hyperparameters of a policy by name: () float32, or `ScheduleArrays`.
 
-    `options` is the `Options` class of its algorithm, whose fields and those of PolicyConfig state what is allowed.
+    `options` is the `Options` class of its algorithm. Allowed values are in the metadata of its
+    fields and of the fields of PolicyConfig.
     """
 
-    def __init__(self, values: Any, options: type) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, chex.ArrayTree] | Iterable[tuple[str, chex.ArrayTree]],
+        options: OptionsClass,
+    ) -> None:
         super().__init__(values)
         self.options = options
 
-    def tree_flatten_with_keys(self) -> tuple[list, tuple]:
-        names = sorted(self)
-        return [(jax.tree_util.DictKey(name), self[name]) for name in names], (
-            tuple(names),
-            self.options,
-        )
+    def tree_flatten_with_keys(
+        self,
+    ) -> tuple[
+        list[tuple[jax.tree_util.DictKey, chex.ArrayTree]], tuple[tuple[str, ...], OptionsClass]
+    ]:
+        names = tuple(sorted(self))
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], (names, self.options)
 
     @classmethod
-    def tree_unflatten(cls, static: tuple, values: Any) -> "Hypers":
+    def tree_unflatten(
+        cls, static: tuple[tuple[str, ...], OptionsClass], values: Iterable[chex.ArrayTree]
+    ) -> "Hypers":
         return cls(zip(static[0], values, strict=True), static[1])
 
     def at(self, env_steps: jax.Array) -> "Hypers":
@@ -69,17 +78,18 @@ class Hypers(dict[str, Any]):
         return Hypers({name: now(value) for name, value in self.items()}, self.options)
 
     def field(self, name: str) -> dataclasses.Field:
-        """Return the field of the configuration that a hyperparameter comes from."""
+        """Return the field of PolicyConfig or of the options that defines a hyperparameter."""
         return (PolicyConfig.__dataclass_fields__ | self.options.__dataclass_fields__)[name]
 
 
 def run_hypers(config: TrainConfig) -> dict[str, Hypers]:
-    """Return the traced hyperparameters of every policy, and of every team those of its options."""
-    return {name: hypers_of(own) for name, own in (*config.policies.items(), *config.teams.items())}
+    """Return the traced hyperparameters of every policy, and of every team the traced options."""
+    configs: dict[str, PolicyConfig | TeamConfig] = {**config.policies, **config.teams}
+    return {name: hypers_of(own) for name, own in configs.items()}
 
 
 def hypers_of(config: PolicyConfig | TeamConfig) -> Hypers:
-    """Return the traced hyperparameters of a policy or a team whose options have been read (`with_options`)."""
+    """Return the traced hyperparameters of a policy or team with options from `with_options`."""
     values = {
         name: (fields[-1], value) for name, fields, value in leaves(config) if is_traced(fields[-1])
     }
@@ -93,7 +103,11 @@ def hypers_of(config: PolicyConfig | TeamConfig) -> Hypers:
 
 
 def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
-    """Return a schedule, or a number, as arrays. Raises TypeError for fractions of a run (see `in_env_steps`)."""
+    """Return a schedule, or a number, as arrays.
+
+    Raises:
+        TypeError: for fractions of a run; convert them with `in_env_steps`.
+    """
     allowed = "in env steps, not in fractions of a run"
     require(not isinstance(schedule, Fraction), "schedule", schedule, allowed, TypeError)
     return ScheduleArrays(
@@ -103,7 +117,7 @@ def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
 
 def with_traced(options: Any, hypers: Hypers) -> Any:
     """Return the options of an algorithm with traced fields as the scalars of `hypers`."""
-    if not dataclasses.is_dataclass(options):
+    if not dataclasses.is_dataclass(options) or isinstance(options, type):
         return options
     traced = {
         field.name: hypers[field.name] for field in dataclasses.fields(options) if is_traced(field)
@@ -112,7 +126,7 @@ def with_traced(options: Any, hypers: Hypers) -> Any:
 
 
 def logged_schedules(config: PolicyConfig) -> list[str]:
-    """Return the names of the hyperparameters that may be schedules: metrics report them."""
+    """Return the names of hyperparameters in metrics: those that may be schedules."""
     return [
         name
         for name, (*_, field), _ in leaves(config)
@@ -120,7 +134,9 @@ def logged_schedules(config: PolicyConfig) -> list[str]:
     ]
 
 
-def changed_hypers(hypers: Mapping[str, Hypers], changes: Mapping[str, Any]) -> dict[str, Hypers]:
+def changed_hypers(
+    hypers: Mapping[str, Hypers], changes: Mapping[str, chex.ArrayTree]
+) -> dict[str, Hypers]:
     """Return the hyperparameters of all policies with changes; see `with_hypers`."""
     changed = {policy: Hypers(own, own.options) for policy, own in hypers.items()}
     for name, value in changes.items():
@@ -132,8 +148,13 @@ def changed_hypers(hypers: Mapping[str, Hypers], changes: Mapping[str, Any]) -> 
     return changed
 
 
-def require_number(name: str, field: dataclasses.Field, value: Any) -> None:
-    """Raise for a new value of a hyperparameter that is not numeric or not allowed. Traced values are not checked."""
+def require_number(name: str, field: dataclasses.Field, value: object) -> None:
+    """Raise if a new value of a hyperparameter is invalid; traced values are not checked.
+
+    Raises:
+        TypeError: if it is not numeric.
+        ValueError: if it is out of range.
+    """
     if isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
@@ -148,8 +169,10 @@ def require_number(name: str, field: dataclasses.Field, value: Any) -> None:
         require_value(name, field, number)
 
 
-def _like(name: str, old: Any, value: Any) -> Any:
-    value = jnp.asarray(value, jnp.float32)
+def _like(
+    name: str, old: jax.Array | ScheduleArrays, new: chex.ArrayTree
+) -> jax.Array | ScheduleArrays:
+    value = jnp.asarray(new, jnp.float32)
     members = old.values.shape[:-1] if isinstance(old, ScheduleArrays) else old.shape
     allowed = (
         f"() or {members}, one number per member" if members else "(), as the state is a single run"

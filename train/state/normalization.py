@@ -1,6 +1,6 @@
-"""Running means and deviations of observations and returns: part of the training state, changed only by an update."""
+"""Running means and deviations of observations and returns; they change only in updates."""
 
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,26 +9,29 @@ from flax import struct
 from wdjax.spaces import Box, Dict, Space
 from wdjax.train.devices.moments import moments, of_devices
 from wdjax.train.networks.actor_critic import without_mask
+from wdjax.train.state.types import Observation
 
-CLIP = 10.0  # deviations; as in Stable-Baselines3's VecNormalize
+CLIP = 10.0  # standard deviations, as in Stable-Baselines3's VecNormalize
 EPSILON = 1e-8
 
 
-@struct.dataclass
-class RunningStatistics:
-    """Count, mean and variance of everything seen so far, of one number or of an array of them."""
+class RunningStatistics(struct.PyTreeNode):
+    """Count, mean and variance of all past values, of a scalar or elementwise of an array."""
 
     count: jax.Array  # () float32
     mean: jax.Array  # [...] float32
-    variance: jax.Array  # [...] float32, of the population; 1 before anything was seen
+    variance: jax.Array  # [...] float32, of the population; 1 without values
 
 
-@struct.dataclass
-class Normalizer:
-    """What a policy knows of its inputs' scale; None where it does not normalise them."""
+ObservationStatistics: TypeAlias = dict[str, "ObservationStatistics"] | RunningStatistics | None
+"""statistics for each Box of an observation, None for other parts"""
 
-    obs: Any  # a RunningStatistics for each Box of the observation, None for other parts
-    reward: RunningStatistics | None  # of the discounted return
+
+class Normalizer(struct.PyTreeNode):
+    """Running statistics of a policy's observations and rewards."""
+
+    obs: ObservationStatistics  # None without `normalize_observation`
+    reward: RunningStatistics | None  # of discounted returns; None without `normalize_reward`
 
 
 def new_statistics(shape: tuple[int, ...] = ()) -> RunningStatistics:
@@ -38,23 +41,34 @@ def new_statistics(shape: tuple[int, ...] = ()) -> RunningStatistics:
     )
 
 
-def observation_statistics(space: Space) -> Any:
-    """Returns new statistics for every Box in one agent's observation space, None for other parts: one-hot anyway."""
+def observation_statistics(space: Space) -> ObservationStatistics:
+    """Return new statistics for every Box of an observation space, None for one-hot parts."""
     if isinstance(space, Dict):
         return {name: observation_statistics(part) for name, part in space.spaces.items()}
     return new_statistics(space.shape) if isinstance(space, Box) else None
 
 
 def new_normalizer(observations: bool, rewards: bool, space: Space) -> Normalizer | None:
-    """Returns what a new policy knows of the scale of what it sees, one agent's observation, and of its rewards."""
+    """Return the normalizer of a new policy; None if it normalizes nothing.
+
+    Args:
+        observations: normalize observations.
+        rewards: normalize rewards.
+        space: observation space of one agent.
+    """
     if not (observations or rewards):
         return None
     obs = observation_statistics(without_mask(space)) if observations else None
     return Normalizer(obs, new_statistics() if rewards else None)
 
 
-def normalize_observation(statistics: Any, obs: Any) -> Any:
-    """Returns (obs - mean) / deviation, clipped at 10, for every part that has statistics; leaves [..., *part]."""
+def normalize_observation(statistics: ObservationStatistics, obs: Observation) -> Observation:
+    """Return (obs - mean) / deviation, clipped at 10, for every part with statistics.
+
+    Args:
+        statistics: by part of the observation.
+        obs: leaves [..., *part].
+    """
     if isinstance(statistics, dict):
         return {
             name: normalize_observation(statistics.get(name), part) for name, part in obs.items()
@@ -62,26 +76,35 @@ def normalize_observation(statistics: Any, obs: Any) -> Any:
     if statistics is None:
         return obs
     scale = jax.lax.rsqrt(statistics.variance + EPSILON)
-    leading = (1,) * (obs.ndim - scale.ndim)  # rank promotion is not implicit here
+    leading = (1,) * (obs.ndim - scale.ndim)
     shift, scale = (leaf.reshape(leading + leaf.shape) for leaf in (statistics.mean, scale))
     return jnp.clip((obs - shift) * scale, -CLIP, CLIP)
 
 
 def normalize_reward(statistics: RunningStatistics, reward: jax.Array) -> jax.Array:
-    """Returns reward / deviation of the discounted return, clipped at 10; the mean is not taken away.
+    """Return reward / deviation of the discounted return, clipped at 10. The mean stays.
 
-    After rollouts without any reward the deviation is EPSILON's, and the first reward becomes 10 in size.
+    After rollouts without any reward, the deviation is sqrt(EPSILON), and the first reward becomes
+    10 in magnitude.
     """
     return jnp.clip(reward * reward_factor(statistics), -CLIP, CLIP)
 
 
 def reward_factor(statistics: RunningStatistics) -> jax.Array:
-    """Returns 1 / deviation, what `normalize_reward` multiplies by."""
+    """Return 1 / deviation, the factor of `normalize_reward`."""
     return jax.lax.rsqrt(statistics.variance + EPSILON)
 
 
-def update_observation_statistics(statistics: Any, obs: Any, live: jax.Array) -> Any:
-    """Returns statistics that have seen the live rows of obs too; leaves [*rows, *part], live [*rows] bool."""
+def update_observation_statistics(
+    statistics: ObservationStatistics, obs: Observation, live: jax.Array
+) -> ObservationStatistics:
+    """Return statistics that include observations.
+
+    Args:
+        statistics: by part of the observation.
+        obs: leaves [*rows, *part].
+        live: [*rows] bool, rows that count.
+    """
     if isinstance(statistics, dict):
         return {
             name: update_observation_statistics(part, obs[name], live)
@@ -93,7 +116,7 @@ def update_observation_statistics(statistics: Any, obs: Any, live: jax.Array) ->
 def update_statistics(
     statistics: RunningStatistics, values: jax.Array, live: jax.Array
 ) -> RunningStatistics:
-    """Merges a batch into running statistics,
+    """Merge a batch into running statistics.
 
         delta = mean_b - mean,  mean' = mean + delta n_b / n',
         variance' = (variance n + variance_b n_b + delta^2 n n_b / n') / n',  n' = n + n_b.
@@ -101,9 +124,10 @@ def update_statistics(
     Args:
         statistics: of values of shape [...].
         values: [*rows, ...] float32.
-        live: [*rows] bool, which rows count; where none does, nothing changes.
+        live: [*rows] bool, rows that count. Without any, nothing changes.
 
-    Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+    Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances" (1979).
     """
     rows = tuple(range(live.ndim))
     batch = of_devices(
@@ -118,7 +142,7 @@ def update_statistics(
     known = jnp.maximum(count, 1.0)
     delta = mean - statistics.mean
     merged = (statistics.variance * old + variance * new + delta**2 * (old * new / known)) / known
-    share = old / known  # divided first, where a product with the count leaves float32
+    share = old / known  # division before multiplication, if a product overflows float32
     divided = (
         statistics.variance * share
         + variance * (new / known)
@@ -135,13 +159,16 @@ def update_statistics(
 def discounted_returns(
     start: jax.Array, reward: jax.Array, over: jax.Array, gamma: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (running sums R_t = gamma R_{t-1} + r_t, the one to go on from): R starts at 0 in every episode.
+    """Return running sums R_t = gamma R_{t-1} + r_t of rewards, which start at 0 in every episode.
 
     Args:
-        start: [N, n], gamma times the sum before the first row, or 0.
+        start: [N, n], gamma times the sum before the first step, or 0.
         reward: [T, N, n].
-        over: [T, N] bool.
-        gamma: (), or [T, N, n] that from each row to the next.
+        over: [T, N] bool, whether an episode ended in this step.
+        gamma: (), or [T, N, n], the discount from each step to the next.
+
+    Returns:
+        (R [T, N, n], `start` for the next rollout [N, n]).
     """
 
     def step(

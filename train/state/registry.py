@@ -1,10 +1,9 @@
-"""Algorithms by name, and what they make of a configuration: their options, and their hyperparameters."""
+"""Algorithms by name, and configurations with the options of their algorithms."""
 
 import dataclasses
-import functools
 import typing
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from wdjax.checks import require, require_known
 from wdjax.named import find_named
@@ -12,8 +11,9 @@ from wdjax.train.config.facts import changed, default_of, is_required, leaves
 from wdjax.train.config.reading import SHORT, from_mapping, register, unknown_field
 from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm, NoOptions
+from wdjax.train.state.types import OptionsClass
 
-# Name in a preset -> where its class is, or the class; any other algorithm is named by its import path.
+# name in a preset -> class or import path; a preset names any other algorithm by its import path
 ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "A2C": "wdjax.train.algorithms.a2c:A2C",
     "PPO": "wdjax.train.algorithms.ppo:PPO",
@@ -21,7 +21,8 @@ ALGORITHMS: dict[str, str | type[Algorithm]] = {
 }
 
 
-BLOCKS = {"policies": PolicyConfig, "teams": TeamConfig}
+BLOCKS: dict[str, OptionsClass] = {"policies": PolicyConfig, "teams": TeamConfig}
+ConfigT = TypeVar("ConfigT", PolicyConfig, TeamConfig)
 
 
 def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
@@ -34,8 +35,8 @@ def register_algorithm(name: str, algorithm: type[Algorithm]) -> None:
         algorithm: its class.
 
     Raises:
-        TypeError: if `algorithm` is not a subclass of `wdjax.train.Algorithm`, or its `Options` is not a frozen
-            dataclass with a default for every field.
+        TypeError: if `algorithm` is not a subclass of `wdjax.train.Algorithm`, or its `Options` is
+            not a frozen dataclass with a default for every field.
         ValueError: if the name contains ":" or belongs to another class.
     """
     _require_algorithm(f"algorithm {name!r}", algorithm)
@@ -53,13 +54,16 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
         ValueError: if the name is unknown, or its module or class cannot be imported.
         TypeError: if it is not a complete algorithm.
     """
-    custom = 'a custom algorithm is "package.module:Class", or registered in this process by register_algorithm'
+    custom = (
+        'a custom algorithm is "package.module:Class", or registered in this process by '
+        "register_algorithm"
+    )
     found = find_named(field, name, ALGORITHMS, custom)
     _require_algorithm(f"{field} = {name!r}", found)
     return found()
 
 
-def _require_algorithm(what: str, found: Any) -> None:
+def _require_algorithm(what: str, found: object) -> None:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise TypeError(f"{what}: must be a subclass of wdjax.train.Algorithm, not {found!r}")
     missing = ", ".join(sorted(found.__abstractmethods__))
@@ -68,54 +72,47 @@ def _require_algorithm(what: str, found: Any) -> None:
     require(learns, what, found.__name__, "a complete algorithm. Implement update or update_team.")
     options = found.Options
     words = f"{what}: Options must be a frozen dataclass with a default for every field"
-    if not (
-        isinstance(options, type)
-        and dataclasses.is_dataclass(options)
-        and options.__dataclass_params__.frozen
-    ):
+    parameters = getattr(options, "__dataclass_params__", None)
+    if not (isinstance(options, type) and parameters and parameters.frozen):
         raise TypeError(f"{words}, not {options!r}")
     for field in dataclasses.fields(options):
         if is_required(field):
             raise TypeError(f"{words}: {field.name} has none")
         taken = field.name in PolicyConfig.__dataclass_fields__
-        require(
-            not taken,
-            f"{what}: an option",
-            field.name,
-            "a name that is not a field of every policy",
-        )
-    base = next(
-        (base for base in found.__mro__[1:] if "Options" in vars(base) and base is not Algorithm),
-        None,
-    )
-    if base is not None and not issubclass(options, base.Options):
-        raise TypeError(
-            f"{what}: Options must be a subclass of {base.__name__}.Options, which {base.__name__} reads"
-        )
+        allowed = "a name that is not a field of every policy"
+        require(not taken, f"{what}: an option", field.name, allowed)
+    bases = (base for base in found.__mro__[1:] if issubclass(base, Algorithm))
+    base = next((base for base in bases if "Options" in vars(base)), Algorithm)
+    if base is not Algorithm and not issubclass(options, base.Options):
+        reads = f"{base.__name__}.Options, which {base.__name__} reads"
+        raise TypeError(f"{what}: Options must be a subclass of {reads}")
 
 
-def read_config(values: Any, imports: bool = True) -> TrainConfig:
+def read_config(values: TrainConfig | Mapping[str, object], imports: bool = True) -> TrainConfig:
     """Read a run's configuration from nested mappings, or check one that was built in Python.
 
-    Options of algorithms become their `Options` dataclasses; those that are not given have their defaults.
+    Options of algorithms become their `Options` dataclasses. Missing options have their defaults.
 
     Args:
         values: the fields of TrainConfig, or a TrainConfig.
-        imports: import the code of custom algorithms. False: their options stay mappings and are not checked.
+        imports: import custom algorithms. False: their options stay mappings and are not checked.
 
     Raises:
-        ValueError, TypeError: naming the field, its value and what is allowed.
+        ValueError, TypeError: with the field, its value and the allowed values.
     """
-    for block in ("policies", "teams") if isinstance(values, Mapping) else ():
-        if isinstance(given := values.get(block), Mapping):
-            place = functools.partial(place_options, cls=BLOCKS[block])
-            values = {
-                **values,
-                block: {name: place(f"{block}.{name}", own) for name, own in given.items()},
-            }
+    if isinstance(values, Mapping):
+        values = dict(values)
+        for block, cls in BLOCKS.items():
+            given = values.get(block)
+            if isinstance(given, Mapping):
+                values[block] = {
+                    name: place_options(f"{block}.{name}", own, cls) for name, own in given.items()
+                }
     config = from_mapping(TrainConfig, values)
-    reads = lambda own: imports or own.algorithm in ALGORITHMS  # noqa: E731
-    read = lambda path, own: with_options(path, own) if reads(own) else own  # noqa: E731
+
+    def read(path: str, own: ConfigT) -> ConfigT:
+        return with_options(path, own) if imports or own.algorithm in ALGORITHMS else own
+
     teams = {name: read(f"teams.{name}", own) for name, own in config.teams.items()}
     policies = {name: read(f"policies.{name}", own) for name, own in config.policies.items()}
     return dataclasses.replace(config, policies=policies | members(policies, teams), teams=teams)
@@ -124,10 +121,11 @@ def read_config(values: Any, imports: bool = True) -> TrainConfig:
 def members(
     policies: Mapping[str, PolicyConfig], teams: Mapping[str, TeamConfig]
 ) -> dict[str, PolicyConfig]:
-    """Return the configurations of the policies that belong to teams, with the algorithm of their team.
+    """Return the configurations of the policies in teams, with the algorithm of their team.
 
     Raises:
-        ValueError: for an unknown policy, a policy of two teams, or one that sets an algorithm or options of its own.
+        ValueError: for an unknown policy, a policy of two teams, or one that sets its own algorithm
+            or options.
     """
     found: dict[str, PolicyConfig] = {}
     for team, own in teams.items():
@@ -149,17 +147,22 @@ def members(
     return found
 
 
-def place_options(path: str, given: Any, cls: type = PolicyConfig) -> Any:
-    """Return the fields of a policy or a team (`cls`) with all others, those of its algorithm, moved into `options`.
+def place_options(path: str, given: object, cls: OptionsClass = PolicyConfig) -> object:
+    """Return the fields of a policy or team with the options of its algorithm in `options`.
+
+    Args:
+        path: name of the policy or team, for messages.
+        given: its fields; anything but a mapping is returned unchanged.
+        cls: PolicyConfig or TeamConfig. All other fields are options.
 
     Raises:
         ValueError: for an option that is given twice.
     """
     if not isinstance(given, Mapping):
         return given
-    given, names = flat_policy(path, given), {*cls.__dataclass_fields__, *SHORT}
-    own = {name: value for name, value in given.items() if name in names}
-    return {**own, "options": {name: value for name, value in given.items() if name not in names}}
+    flat, names = flat_policy(path, given), {*cls.__dataclass_fields__, *SHORT}
+    own = {name: value for name, value in flat.items() if name in names}
+    return {**own, "options": {name: value for name, value in flat.items() if name not in names}}
 
 
 def option_fields(algorithm: str, path: str) -> Mapping[str, dataclasses.Field]:
@@ -167,8 +170,10 @@ def option_fields(algorithm: str, path: str) -> Mapping[str, dataclasses.Field]:
     return find_algorithm(algorithm, f"{path}.algorithm").Options.__dataclass_fields__
 
 
-def flat_policy(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a policy with its blocks `options` and `ddpg` (until 0.2) written flat.
+def flat_policy(path: str, given: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a policy without the blocks `options` and `ddpg` (until 0.2).
+
+    Their fields move to the top level.
 
     Raises:
         ValueError: for an option that is given twice.
@@ -180,29 +185,37 @@ def flat_policy(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(f"{path}.{block} = {inside!r}: must be a mapping of fields")
         for name, value in inside.items():
             if name in flat:
-                raise ValueError(
-                    f"{path}.{name} = {flat[name]!r}: also given as {path}.{block}.{name}. Remove one."
-                )
+                also = f"also given as {path}.{block}.{name}. Remove one."
+                raise ValueError(f"{path}.{name} = {flat[name]!r}: {also}")
             flat[name] = value
     return flat
 
 
 def without_unused(
     path: str,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     algorithm: str,
     owned: Mapping[str, dataclasses.Field],
     cls: type,
-) -> dict[str, Any]:
-    """Return the options of a policy without those of other built-in algorithms that are at their defaults.
+) -> dict[str, object]:
+    """Return options without unknown ones that other built-in algorithms have at this default.
+
+    Args:
+        path: name of the policy or team, for messages.
+        given: options by name.
+        algorithm: name of its algorithm.
+        owned: fields of the algorithm's options.
+        cls: PolicyConfig or TeamConfig.
 
     Raises:
-        ValueError: for other options of these algorithms, all of them at once, and for an unknown field.
+        ValueError: for options of these algorithms with other values, all of them at once, and for
+            an unknown field.
     """
     hints = typing.get_type_hints(cls)
     built_in = [name for name, place in ALGORITHMS.items() if isinstance(place, str)]
     known = [(other, option_fields(other, path)) for other in built_in]
-    kept, unused, owners = {}, [], {}
+    kept, unused = {}, []
+    owners: dict[str, object] = {}  # algorithms with the unused options, in order
     for name, value in given.items():
         others = {other: default_of(fields[name]) for other, fields in known if name in fields}
         if name in owned:
@@ -215,15 +228,17 @@ def without_unused(
             owners |= others
     if unused:
         what, them = ("option", "it") if len(unused) == 1 else ("options", "them")
-        others = f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} {them}"
+        having = f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} {them}"
         raise ValueError(
-            f"{', '.join(unused)}: {algorithm} has no such {what} ({others}). Remove {them}."
+            f"{', '.join(unused)}: {algorithm} has no such {what} ({having}). Remove {them}."
         )
     return kept
 
 
-def without_old_options(policy: str, given: Any, before: Any, changes: Collection[str]) -> Any:
-    """Return the fields of a policy whose algorithm changed without options that the new one does not have.
+def without_old_options(
+    policy: str, given: object, before: object, changes: Collection[str]
+) -> object:
+    """Return the fields of a policy without options of its previous algorithm.
 
     Args:
         policy: its name.
@@ -245,31 +260,31 @@ def without_old_options(policy: str, given: Any, before: Any, changes: Collectio
     }
 
 
-def with_options(path: str, config: Any) -> Any:
-    """Return the configuration of a policy or a team with the options of its algorithm read.
+def with_options(path: str, config: ConfigT) -> ConfigT:
+    """Return the configuration of a policy or team with the `Options` of its algorithm.
 
-    Options of other built-in algorithms are dropped where they are at their defaults: files of 0.2 hold them all.
+    Options of other built-in algorithms are dropped if they are at their defaults, because files of
+    0.2 contain the options of all algorithms.
 
     Raises:
-        ValueError, TypeError: naming the field, its value and what is allowed, or the closest name.
+        ValueError, TypeError: with the field, its value and the allowed ones, or the closest name.
     """
-    cls, given = find_algorithm(config.algorithm, f"{path}.algorithm").Options, config.options
+    cls = find_algorithm(config.algorithm, f"{path}.algorithm").Options
+    given: Any = config.options
     if dataclasses.is_dataclass(given) and type(given) is not cls:  # of another algorithm
         given = dict(changed(given))
-    require(
-        isinstance(given, Mapping | cls), f"{path}.options", given, "a mapping of fields", TypeError
-    )
+    known = isinstance(given, Mapping | cls)
+    require(known, f"{path}.options", given, "a mapping of fields", TypeError)
     if isinstance(given, Mapping):
-        given = without_unused(
-            path, given, config.algorithm, cls.__dataclass_fields__, type(config)
-        )
+        owned = cls.__dataclass_fields__
+        given = without_unused(path, given, config.algorithm, owned, type(config))
     return dataclasses.replace(config, options=from_mapping(cls, given, f"{path}."))
 
 
 def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
-    """Return the dotted names of a field of every policy, such as ["policies.agent.learning_rate"] for "lr".
+    """Return the dotted names of a field in every policy; empty if it is unknown.
 
-    Empty if neither policies nor the options of any algorithm have such a field.
+    For example ["policies.agent.learning_rate"] for "lr".
     """
     name = SHORT.get(name, name)
     found = next(
@@ -279,7 +294,7 @@ def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
 
 
 def known_fields() -> dict[str, dataclasses.Field]:
-    """Return the fields of a policy by dotted name, those of all built-in algorithms' options included."""
+    """Return the fields of policies and of all built-in algorithms' options, by dotted name."""
     options = [
         find_algorithm(name).Options()
         for name, place in ALGORITHMS.items()

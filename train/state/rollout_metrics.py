@@ -1,47 +1,55 @@
 """Metrics of an update: statistics over valid transitions and over finished episodes.
 
-Metrics of every trainable policy, named POLICY/name. Unless stated otherwise they are means over the valid transitions
-of the rollout. "Steps" are the gradient steps of the update; losses and gradients are means over them. A metric is NaN
-without valid transitions or without gradient steps.
+Metrics of every trainable policy, named POLICY/name. Unless stated otherwise they are means over
+the valid transitions of the rollout. "Steps" are the gradient steps of the update; losses and
+gradients are means over them. A metric is NaN without valid transitions or without gradient steps.
 
     name                          meaning
     reward_mean, _min, _max       reward of an agent step, as returned by the environment
     live_fraction                 fraction of transitions that are valid
-    decision_fraction             fraction of transitions that are valid and have a choice of actions, with
-                                  decisions_only; the policy learns from these, and the metrics below are over these
-    action_std_agents/i           standard deviation of action component i over the agents of a replica, mean
+    decision_fraction             fraction of transitions that are valid and have a choice of
+                                  actions, with decisions_only; the policy learns from these, and
+                                  the metrics below are over these
+    action_std_agents/i           standard deviation of action component i over the agents of a
+                                  replica, mean
     action_std_envs/i             ... over replicas, for each agent and step
     action_std_time/i             ... over the steps of the rollout, for each agent and replica
-    past_self_blocks              blocks of replicas played by a snapshot, with past_selves; episode statistics include
-                                  these blocks, evaluations do not
+    past_self_blocks              blocks of replicas played by a snapshot, with past_selves; episode
+                                  statistics include these blocks, evaluations do not
     learning_rate                 in this update; for DDPG the actor's
 
-Metrics of every policy with opponents, if win rates are recorded (rollout/standings.py). Values
-of WHO: past (all snapshots), a script, random, a run, present (the policy itself).
+Metrics of every policy with opponents, if win rates are recorded (rollout/standings.py). Values of
+WHO: past (all snapshots), a script, random, a run, present (the policy itself).
 
     opponent_blocks/WHO           blocks of replicas that it played
     opponent_games/WHO            finished episodes that count against it
     opponent_return/WHO           mean return of the other policies, summed, in these episodes
-    opponent_win_rate/WHO         win rate of the other policies against it, over about the last 200 of these episodes
+    opponent_win_rate/WHO         win rate of the other policies against it, over about the last 200
+                                  of these episodes
 
 A2C and PPO:
 
     value_mean                    V(obs) when the agent acted
-    return_mean                   value target: advantage + value (of scaled rewards, with normalize_reward)
+    return_mean                   value target: advantage + value (of scaled rewards, with
+                                  normalize_reward)
     advantage_mean, _std          before normalization
     normalized_advantage_mean     after normalization, with normalize_advantage: 0 up to rounding
-    explained_variance            1 - Var(R - V) / Var(R), at least -1: 1 is perfect, 0 is as good as a constant
+    explained_variance            1 - Var(R - V) / Var(R), at least -1: 1 is perfect, 0 is as good
+                                  as a constant
     reward_scale                  divisor of rewards before clipping, with normalize_reward
-    undecided_ends                fraction of rollout ends and truncations without a choice of actions, where V is only
-                                  a guess, with decisions_only: keep it at 0
-    positive_envs, negative_envs  replicas to learn from with a terminated agent, and others, with neg_pos_env_ratio
+    undecided_ends                fraction of rollout ends and truncations without a choice of
+                                  actions, with decisions_only; V is only a guess there: keep it 0
+    positive_envs, negative_envs  replicas to learn from with a terminated agent, and others, with
+                                  neg_pos_env_ratio
     loss                          total loss
     policy_loss, value_loss       its parts without coefficients
     entropy                       of the policy [nats]
-    approx_kl                     PPO: KL(old, new) before each step, including the step of an early stop
-    clip_fraction                 PPO: fraction of transitions with a probability ratio outside 1 +- clip
-    gradient_steps                PPO: steps taken; fewer than epochs x minibatches after an early stop, or if a
-                                  minibatch has no valid transition
+    approx_kl                     PPO: KL(old, new) before each step, including the step of an early
+                                  stop
+    clip_fraction                 PPO: fraction of transitions with a probability ratio outside 1 +-
+                                  clip
+    gradient_steps                PPO: steps taken; fewer than epochs x minibatches after an early
+                                  stop, or if a minibatch has no valid transition
     grad_norm                     global norm of the gradient before clipping
     grad_clip_fraction            fraction of steps with a clipped gradient
     entropy_coefficient, value_coefficient                     in this update
@@ -58,26 +66,33 @@ DDPG; metrics of steps are NaN until the buffer contains `warmup` transitions:
 
 Metrics of the run:
 
-    episodes                      episodes finished in the rollout; the metrics below are over these, NaN without any
+    episodes                      episodes finished in the rollout; the metrics below are over
+                                  these, NaN without any
     episode_length, _min, _max, _std                 env steps
     episode_X                     mean of the sum of info["X"] over an episode (Tag: episode_tags)
-    NAME of `Env.info_ratios`     ratio of two sums over all episodes (Tag: time_to_tag, the mean step of a tag)
+    NAME of `Env.info_ratios`     ratio of two sums over all episodes (Tag: time_to_tag, the mean
+                                  step of a tag)
     POLICY/episode_return, _min, _max, _std          summed over the agents of the policy
-    bad_numbers                   `Learner.run` only: 0, or a code for NaN or infinity (`describe_bad_numbers`); such an
-                                  update is discarded, and its other metrics are not valid
+    bad_numbers                   `Learner.run` only: 0, or a code for NaN or infinity
+                                  (`describe_bad_numbers`); such an update is discarded, and its
+                                  other metrics are not valid
 
-A statistic X of an environment with the name of another metric is reported as user/X (in evaluations as eval/user/X,
-see `wdjax.metric_names`), and such a metric of an algorithm as POLICY/user/X.
+A statistic X of an environment with the name of another metric is reported as user/X (in
+evaluations as eval/user/X, see `wdjax.metric_names`), and such a metric of an algorithm as
+POLICY/user/X.
 
-Each row of metrics.jsonl contains one number per metric for a chunk of updates (`metrics_log.summarize`), the metrics
-of evaluations (`evaluation_metrics`), and eval/best/... after an evaluation that finds a new best state: the result of
-that state in other episodes than those that selected it. Report this number. With on_bad_numbers: skip there is also
-skipped_updates, the number of discarded updates, which are excluded from all other metrics. Timing fields are updates,
-env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (one env step advances one replica with
-all its agents) and agent_steps_per_second (one agent step advances one agent).
+Each row of metrics.jsonl contains one number per metric for a chunk of updates
+(`metrics_log.summarize`), the metrics of evaluations (`evaluation_metrics`), and eval/best/...
+after an evaluation that finds a new best state: the result of that state in other episodes than
+those that selected it. Report this number. With on_bad_numbers: skip there is also skipped_updates,
+the number of discarded updates, which are excluded from all other metrics. Timing fields are
+updates, env_steps, seconds, seconds_per_update, compile_seconds, env_steps_per_second (one env step
+advances one replica with all its agents) and agent_steps_per_second (one agent step advances one
+agent).
 """
 
 from collections.abc import Collection, Mapping
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -110,16 +125,16 @@ def rollout_metrics(policy: Policy, rows: Rows, advantage: jax.Array, target: ja
     variance = masked_variance(advantage, live)
     explained = 1.0 - variance / (masked_variance(target, live) + 1e-8)
     learned = {
-        "value_mean": masked_mean(rows.value, live),
+        "value_mean": masked_mean(cast(jax.Array, rows.value), live),
         "return_mean": masked_mean(target, live),
         "advantage_mean": masked_mean(advantage, live),
         "advantage_std": jnp.sqrt(variance),
         "explained_variance": jnp.maximum(explained, -1.0),
     }
     learned = nan_unless(any_of(live), learned)
-    for name in ("value_mean", "return_mean", "advantage_mean"):
-        learned[name] = Metric(learned[name], weight=(learned_fraction(rows),))
     metrics = {**played_metrics(rows), **learned}
+    for name in ("value_mean", "return_mean", "advantage_mean"):
+        metrics[name] = Metric(learned[name], weight=(learned_fraction(rows),))
     if rows.decides is not None:
         metrics["decision_fraction"] = average(jnp.mean(live.astype(jnp.float32)))
     return metrics
@@ -144,12 +159,16 @@ def played_metrics(rows: Rows) -> Metrics:
         **action_deviations(rows.action, live),
     }
     played = nan_unless(any_of(live), played)
-    played["reward_mean"] = Metric(played["reward_mean"], weight=("live_fraction",))
-    played |= {f"reward_{over}": Metric(played[f"reward_{over}"], over) for over in ("min", "max")}
-    return {**played, "live_fraction": average(jnp.mean(live.astype(jnp.float32)))}
+    return {
+        **played,
+        "reward_mean": Metric(played["reward_mean"], weight=("live_fraction",)),
+        "reward_min": Metric(played["reward_min"], "min"),
+        "reward_max": Metric(played["reward_max"], "max"),
+        "live_fraction": average(jnp.mean(live.astype(jnp.float32))),
+    }
 
 
-def nan_unless(some: jax.Array, metrics: Metrics) -> Metrics:
+def nan_unless(some: jax.Array, metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Return the metrics if `some`, () bool, otherwise NaN."""
     return {name: jnp.where(some, value, jnp.nan) for name, value in metrics.items()}
 
@@ -165,7 +184,7 @@ def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
     acted = jnp.broadcast_to(live[..., None], flat.shape)
     lowest = smallest(jnp.min(jnp.where(acted, flat, jnp.inf), axis=(0, 1, 2)))
     highest = largest(jnp.max(jnp.where(acted, flat, -jnp.inf), axis=(0, 1, 2)))
-    metrics = {"action_mean": Metric(masked_mean(flat, acted), weight=("live_fraction",))}
+    metrics: Metrics = {"action_mean": Metric(masked_mean(flat, acted), weight=("live_fraction",))}
     for i in range(flat.shape[-1]):
         metrics |= {
             f"action_min/{i}": Metric(lowest[i], "min"),
@@ -174,7 +193,7 @@ def action_ranges(action: jax.Array, live: jax.Array) -> Metrics:
     return metrics
 
 
-def action_deviations(action: jax.Array, live: jax.Array) -> Metrics:
+def action_deviations(action: jax.Array, live: jax.Array) -> dict[str, jax.Array]:
     """Return the standard deviation of each action component over agents, replicas and time.
 
     Along each axis: the deviation over valid transitions, averaged over the other two axes.
@@ -227,20 +246,22 @@ def episode_metrics(
 
     def spread(name: str, values: jax.Array) -> Metrics:
         ended = of_devices(moments(values.astype(jnp.float32), over))
-        mean, lowest, highest, deviation = nan_unless(episodes > 0, {
+        statistics = {
             "mean": jnp.squeeze(ended.mean),
             "min": smallest(jnp.min(jnp.where(over, values, jnp.inf))),
             "max": largest(jnp.max(jnp.where(over, values, -jnp.inf))),
             "std": jnp.squeeze(jnp.sqrt(ended.variance)),
-        }).values()  # fmt: skip
+        }
+        mean, lowest, highest, deviation = nan_unless(episodes > 0, statistics).values()
         return {
-            name: Metric(mean, weight=("episodes",)), f"{name}_min": Metric(lowest, "min", ("episodes",)),
+            name: Metric(mean, weight=("episodes",)),
+            f"{name}_min": Metric(lowest, "min", ("episodes",)),
             f"{name}_max": Metric(highest, "max", ("episodes",)),
             f"{name}_std": Metric(deviation, "deviation", ("episodes",), name),
-        }  # fmt: skip
+        }
 
     sums = {name: over_episodes(values) for name, values in played.episode_info.items()}
-    metrics = {
+    metrics: Metrics = {
         "episodes": Metric(episodes.astype(jnp.int32), "sum"),
         **spread("episode_length", played.episode_length),
     }

@@ -1,23 +1,25 @@
 """Results of a rollout: the transitions that policies learn from, and the finished episodes."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from flax import struct
 
+from wdjax.train.state.types import Carry, Extra, Observation
+
 OBSERVATIONS = ("obs", "next_obs")
-"""fields of rows and of batches whose leaves are wide: they are not packed (devices/packing.py)"""
+"""fields of `Rows` and batches that are not packed, because they are wide (devices/packing.py)"""
 
 
 class Rows(struct.PyTreeNode):
-    """Transitions of one policy in a rollout, leaves [T, N, n, ...]: T steps, N replicas, n agents of the policy."""
+    """Transitions of one policy in a rollout, [T, N, n, ...]: T steps, N replicas, n agents."""
 
-    obs: Any  # observation that the action was chosen on
-    # as sampled; the environment receives `to_space` of it (networks/distributions.py), clipped
+    obs: Observation  # before the action
+    # as sampled; the environment receives `distribution.to_space(action)`, clipped
     action: jax.Array
     reward: jax.Array  # float32, for the action
     terminated: jax.Array  # bool, the agent terminated in this step or before
-    # bool, valid transition: the agent was active before this step, and no opponent acted in its place
+    # bool, valid transition: the agent was active before this step, and no opponent replaced it
     live: jax.Array
     # bool, the agent was truncated in this step or before; None without truncation
     truncated: jax.Array | None = None
@@ -32,16 +34,16 @@ class Rows(struct.PyTreeNode):
     # float32, V(final obs) where truncated, else 0; None without truncation
     final_value: jax.Array | None = None
     # off-policy algorithms, and feed-forward ones with truncation:
-    next_obs: Any = None  # observation after the step, before any reset
-    own: Any = None  # additional fields of a custom algorithm
+    next_obs: Observation | None = None  # observation after the step, before any reset
+    own: Extra = None  # additional fields of a custom algorithm
 
     @property
     def learned(self) -> jax.Array:
-        """bool, the transitions to learn from: valid ones, with `decisions_only` also with a choice of actions."""
+        """bool, transitions to learn from: valid, and with several actions if `decisions_only`."""
         return self.live if self.decides is None else self.live & self.decides
 
     def ends(self, over: jax.Array) -> jax.Array:
-        """Return whether the agent's episode ended at each transition, by `over` or its own truncation.
+        """Return whether the agent's episode ended at each transition, by `over` or truncation.
 
         Args:
             over: [T, N] bool, the episode of the replica ended in this step.
@@ -53,27 +55,29 @@ class Rows(struct.PyTreeNode):
 
 
 class Evaluation(NamedTuple):
-    """The actions and observations of a batch, evaluated under the parameters being trained; [B] each."""
+    """Outputs for a batch of transitions under the parameters being trained, [B] each."""
 
-    log_prob: jax.Array  # of the batch's actions
-    entropy: jax.Array  # of the distribution of actions
+    log_prob: jax.Array  # log-probability of the actions
+    entropy: jax.Array  # entropy of the action distribution
     value: jax.Array  # V(obs)
 
 
 class Rollout(struct.PyTreeNode):
-    """The rows of the policies that learn, and the episodes that ended. Dicts list policies in alphabetical order."""
+    """The transitions of trainable policies, and the finished episodes.
 
-    rows: dict[str, Rows]  # by policy that learns, leaves [T, N, n, ...]
-    first_carry: dict[str, Any]  # [N, n, ...], what each policy carried into the first row
-    last_carry: dict[str, Any]  # and out of the last
-    last_obs: dict[str, Any]  # [N, n, ...], the observations after the last row
-    over: (
-        jax.Array
-    )  # [T, N] bool, an episode ended in this step; what follows is valid where it is true
+    Dicts list policies in alphabetical order.
+    """
+
+    rows: dict[str, Rows]  # by trainable policy, leaves [T, N, n, ...]
+    first_carry: dict[str, Carry]  # by policy, [N, n, ...], before the first step
+    last_carry: dict[str, Carry]  # by policy, [N, n, ...], after the last step
+    last_obs: dict[str, Observation]  # by policy, [N, n, ...], after the last step
+    # [T, N] bool, whether an episode ended in this step; the next three fields are valid there
+    over: jax.Array
     episode_return: dict[str, jax.Array]  # by policy, [T, N] float32, summed over its agents
     episode_length: jax.Array  # [T, N] int32
     episode_info: dict[str, jax.Array]  # [T, N], the environment's own statistics
-    # of each replica, once for all its agents; None unless an algorithm `keeps` it
+    # global state of each replica; None unless an algorithm `keeps` it
     global_state: jax.Array | None = None  # [T, N, S], before the step
     # [T, N, S], after the step, before any reset; None without truncation
     final_global_state: jax.Array | None = None

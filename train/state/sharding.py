@@ -1,14 +1,15 @@
-"""Several devices: the replicas of a run split over a one-axis mesh, and what is learned the same on each.
+"""Several devices: replicas are sharded over a mesh with one axis, learned state is replicated.
 
-Rollout and update run inside one `shard_map`, on each device with its share of the replicas, of their memories and of
-their blocks. What the devices tell each other in there is in train/devices/collectives.py.
+Rollout and update run inside one `shard_map`, on each device with its share of the replicas, their
+memories and their blocks. Communication between devices is in train/devices/collectives.py.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,12 +23,14 @@ from wdjax.train.devices.processes import of_processes
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Opponents, TrainState
+from wdjax.train.state.types import PyTree
 from wdjax.vector import VectorState
 
 
 def device_of_new_arrays() -> jax.Device:
-    """Returns where jax puts an array that nobody places, as `jax.default_device` says; without making one."""
-    chosen = jax.config.jax_default_device
+    """Return the device of new arrays (`jax.default_device`), without creating one."""
+    # not in the stubs of jax
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
     return (
         jax.local_devices(backend=chosen)[0]
         if chosen is None or isinstance(chosen, str)
@@ -36,12 +39,13 @@ def device_of_new_arrays() -> jax.Device:
 
 
 def choose_devices(config: TrainConfig) -> int:
-    """Returns on how many devices a run goes: `devices`, or the most that there are and that divide its blocks.
+    """Return the number of devices of a run.
 
-    Of several processes each has equally many. One device, where it is asked for, is each process's own.
+    This is `devices` of the configuration, or the largest available number that divides the number
+    of blocks. All processes have equally many. With `devices: 1` each process uses its own device.
 
     Raises:
-        ValueError: for more than there are, and where not every process can have its share.
+        ValueError: if there are fewer devices, or the processes cannot have equally many.
     """
     there, processes = jax.device_count(), jax.process_count()
     if config.devices:
@@ -51,9 +55,8 @@ def choose_devices(config: TrainConfig) -> int:
             shared, "devices", config.devices, f"a multiple of {processes}, the number of processes"
         )
         return config.devices
-    most = (
-        processes if jax.default_backend() == "cpu" else there
-    )  # the devices of a CPU share its cores
+    # the devices of a CPU share its cores
+    most = processes if jax.default_backend() == "cpu" else there
     numbers = [
         number for number in range(processes, most + 1, processes) if config.blocks % number == 0
     ]
@@ -64,7 +67,13 @@ def choose_devices(config: TrainConfig) -> int:
 
 
 def require_devices(devices: int, there: int, processes: int = 1) -> None:
-    """Raise ValueError, with the remedy, for more devices than the `there` ones that `processes` have together."""
+    """Raise ValueError if there are fewer devices.
+
+    Args:
+        devices: required number.
+        there: number of available devices.
+        processes: number of processes that share them.
+    """
     found = f"jax finds {there} device{'s' * (there != 1)} ({jax.devices()[0].device_kind})"
     virtual = (
         f", or set XLA_FLAGS=--xla_force_host_platform_device_count={-(-devices // processes)}"
@@ -74,7 +83,7 @@ def require_devices(devices: int, there: int, processes: int = 1) -> None:
 
 
 def require_all_processes(num_devices: int) -> None:
-    """Raises ValueError where a run of several processes would leave some without a share."""
+    """Raise ValueError unless the processes can share `num_devices` equally."""
     processes = jax.process_count()
     require(
         num_devices % processes == 0,
@@ -85,71 +94,95 @@ def require_all_processes(num_devices: int) -> None:
 
 
 def make_mesh(num_devices: int, axis: str = AXIS, processes: int | None = None) -> Mesh:
-    """Returns the mesh of `num_devices` devices, the first ones of every process.
+    """Return the mesh of `num_devices` devices, the first ones of every process.
 
     Args:
-        axis: its name.
-        processes: how many share it; None: all; 1: it is this process's own.
+        num_devices: number of devices.
+        axis: name of the axis.
+        processes: 1: only devices of this process; None: all processes.
     """
     ranks = [jax.process_index()] if processes == 1 else range(jax.process_count())
     chosen = [device for i in ranks for device in jax.local_devices(i)[: num_devices // len(ranks)]]
     return jax.make_mesh((num_devices,), (axis,), axis_types=(AxisType.Auto,), devices=chosen)
 
 
-def lay_out(split: Any, whole: Any) -> Any:
-    """Returns a TrainState of `split` where leaves are led by replicas or blocks, and of `whole` where all devices have
-    the same: a prefix of the state's own tree."""
+def lay_out(split: PyTree, whole: PyTree) -> TrainState:
+    """Return a prefix of the tree of a TrainState.
+
+    Args:
+        split: placed at leaves with a leading axis of replicas or blocks.
+        whole: placed at leaves that are equal on all devices.
+    """
     return TrainState(
-        policies=whole, memory=split, opponents=Opponents(pools=whole, blocks=split), hypers=whole, env_params=whole,
+        policies=whole,
+        memory=split,
+        opponents=Opponents(pools=whole, blocks=split),
+        hypers=whole,
+        env_params=whole,
         replicas=VectorState(split, split, split, split, starts=whole),
-        obs=split, live=split, key=whole, num_updates=whole, shared=whole,
-    )  # fmt: skip
+        obs=split,
+        live=split,
+        key=whole,
+        num_updates=whole,
+        shared=whole,
+    )
 
 
-def state_shardings(num_devices: int) -> Any:
-    """Returns where the leaves of a TrainState lie (a prefix of its tree); None for one device, jax's own choice."""
+def state_shardings(num_devices: int) -> TrainState | None:
+    """Return the shardings of a TrainState, as a prefix of its tree; None for one device."""
     if num_devices == 1:
         return None
     mesh = make_mesh(num_devices)
     return lay_out(NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec()))
 
 
-_SAME = PartitionSpec()  # on all devices
-_REPLICAS, _STEPS = PartitionSpec(AXIS), PartitionSpec(None, AXIS)  # [N, ...], [T, N, ...]
+_SAME: PyTree = PartitionSpec()  # replicated
+_REPLICAS: PyTree = PartitionSpec(AXIS)  # [N, ...]
+_STEPS: PyTree = PartitionSpec(None, AXIS)  # [T, N, ...]
 ROLLOUT = Rollout(
-    rows=_STEPS, first_carry=_REPLICAS, last_carry=_REPLICAS, last_obs=_REPLICAS, over=_STEPS,
-    episode_return=_STEPS, episode_length=_STEPS, episode_info=_STEPS,
-    global_state=_STEPS, final_global_state=_STEPS, last_global_state=_REPLICAS,
-)  # fmt: skip
-"""layout of a rollout on several devices"""
+    rows=_STEPS,
+    first_carry=_REPLICAS,
+    last_carry=_REPLICAS,
+    last_obs=_REPLICAS,
+    over=_STEPS,
+    episode_return=_STEPS,
+    episode_length=_STEPS,
+    episode_info=_STEPS,
+    global_state=_STEPS,
+    final_global_state=_STEPS,
+    last_global_state=_REPLICAS,
+)
+"""shardings of a rollout on several devices"""
 
 
-def one_copy(tree: Any) -> Any:
-    """Returns arrays that are whole on every device as they lie on the first one of this process."""
+def one_copy(tree: chex.ArrayTree) -> chex.ArrayTree:
+    """Return replicated arrays as single-device arrays on the first device of this process."""
     several = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1  # noqa: E731
     return jax.tree.map(lambda leaf: leaf.addressable_data(0) if several(leaf) else leaf, tree)
 
 
 def spread(
     setup: Setup,
-    function: Callable,
+    function: Callable[..., tuple[TrainState, PyTree]],
     state: TrainState,
     *told: jax.Array,
-    results: Any = _SAME,
-) -> tuple[TrainState, Any]:
-    """Calls function(setup, state, *told) on every device of a run, with its share of the replicas and of the state.
+    results: PyTree = _SAME,
+) -> tuple[TrainState, PyTree]:
+    """Call function(setup, state, *told) on every device, with its share of replicas and state.
 
     Args:
+        setup: static part of the run.
         function: returns (state, results).
-        told: arrays that all devices are given whole.
-        results: layout of the results; by default they are the same on every device.
+        state: state of the run.
+        *told: replicated arrays.
+        results: partition specs of the results; by default they are equal on all devices.
 
     Raises:
-        TypeError: for what is no TrainState, as the pair that `run` returned.
+        TypeError: if `state` is not a TrainState, for example the pair that `run` returns.
     """
     if not isinstance(state, TrainState):
-        words = "from learner.init(key), or the first item of the pair (state, metrics) from learner.run"
-        raise TypeError(f"state: must be a TrainState, {words}")
+        pair = "the first item of the pair (state, metrics) from learner.run"
+        raise TypeError(f"state: must be a TrainState, from learner.init(key), or {pair}")
     if setup.num_devices == 1:
         return function(setup, state, *told)
     replicas = dataclasses.replace(
@@ -162,17 +195,17 @@ def spread(
         mesh=make_mesh(setup.num_devices),
         in_specs=(specs, *(PartitionSpec() for _ in told)),
         out_specs=(specs, results),
-        check_vma=False,  # it would sum gradients by itself; see train/devices/collectives.py
+        check_vma=False,  # would sum gradients implicitly; see train/devices/collectives.py
     )
     return program(state, *told)
 
 
 def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
-    """Return the names of leaves that must be equal on all devices of a run and are not; on one device none.
+    """Return the names of leaves that differ between devices although they must be equal.
 
     Args:
-        state: a run's state. A population, whose members lie on different devices, is not compared.
-        metrics: of a chunk, packed.
+        state: state of a run. The members of a population, on different devices, are not compared.
+        metrics: packed metrics of a chunk.
     """
     sharding = state.num_updates.sharding
     if len(sharding.device_set) == 1 or not sharding.is_fully_replicated:
@@ -181,7 +214,8 @@ def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
         name: getattr(state, name) for name in ("policies", "shared", "hypers", "env_params", "key")
     }
     whole["opponents"] = state.opponents.pools
-    shards = _checksums(sharding.mesh, whole, metrics).addressable_shards
+    mesh = cast(NamedSharding, sharding).mesh
+    shards = _checksums(mesh, whole, metrics).addressable_shards
     names, sums = [], of_processes(np.concatenate([np.asarray(shard.data) for shard in shards]))
     paths = jax.tree.leaves_with_path((whole, jax.eval_shape(unpack, metrics)))
     for (path, _), differs in zip(paths, (sums != sums[0]).any(axis=0), strict=True):
@@ -193,7 +227,7 @@ def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _checksums(mesh: Mesh, whole: Any, metrics: Packed) -> jax.Array:
+def _checksums(mesh: Mesh, whole: chex.ArrayTree, metrics: Packed) -> jax.Array:
     """Return a checksum of each leaf on each device, [devices, leaves] uint32."""
 
     def checksum(leaf: jax.Array) -> jax.Array:
@@ -207,10 +241,9 @@ def _checksums(mesh: Mesh, whole: Any, metrics: Packed) -> jax.Array:
         )
         return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 
-    def of_device(whole: Any, metrics: Packed) -> jax.Array:
-        return jnp.stack([checksum(leaf) for leaf in jax.tree.leaves((whole, unpack(metrics)))])[
-            None
-        ]
+    def of_device(whole: chex.ArrayTree, metrics: Packed) -> jax.Array:
+        leaves = jax.tree.leaves((whole, unpack(metrics)))
+        return jnp.stack([checksum(leaf) for leaf in leaves])[None]
 
     share = PartitionSpec(mesh.axis_names[0])
     program = jax.shard_map(

@@ -1,7 +1,6 @@
 """The training state, as one pytree."""
 
-from typing import Any
-
+import chex
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -10,31 +9,31 @@ from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.state.hypers import Hypers, changed_hypers
 from wdjax.train.state.normalization import Normalizer
+from wdjax.train.state.types import Carry, EnvParams, Extra, Observation, OptState, Params, PyTree
 from wdjax.vector import VectorState
 
 
 class PolicyState(struct.PyTreeNode):
     """The learned part of a policy, equal on all devices."""
 
-    params: Any  # network parameters
-    opt_state: Any  # optimizer state; None if not trainable
+    params: Params  # network parameters
+    opt_state: OptState | None  # None if not trainable
     # running statistics of observations and rewards; None if not normalized
     normalizer: Normalizer | None = None
-    target_params: Any = None  # target network parameters; DDPG only
+    target_params: Params | None = None  # target network parameters; DDPG only
     gradient_steps: jax.Array | None = None  # () int32, gradient steps taken; DDPG only
-    own: Any = None  # additional state of a custom algorithm
+    own: Extra = None  # additional state of a custom algorithm
 
 
 class Memory(struct.PyTreeNode):
     """The part of a policy's state that belongs to replicas, sharded over devices with them."""
 
-    carry: Any  # [N, n, ...]: carry of `act`, for example a recurrent state, reset in every episode; or None
-    discounted_return: (
-        jax.Array | None
-    )  # [N, n] float32: gamma times the running sum, to normalize rewards; or None
+    carry: Carry  # carry of `act`, leaves [N, n, ...], reset in every episode; or None
+    # [N, n] float32: gamma times the running sum, to normalize rewards; or None
+    discounted_return: jax.Array | None
     # replay buffer (algorithms/replay.py), leaves [N, ...] and [num_blocks, ...]
-    replay: Any = None
-    own: Any = None  # additional memory of a custom algorithm, leaves [N, ...]
+    replay: PyTree = None
+    own: Extra = None  # additional memory of a custom algorithm, leaves [N, ...]
 
 
 PRESENT = -1  # no opponent: the policy itself acts
@@ -44,11 +43,10 @@ REPLACED = -2  # the opponent was a snapshot that has been replaced
 class PoolState(struct.PyTreeNode):
     """The opponents of a policy (rollout/opponents.py), equal on all devices."""
 
-    networks: (
-        PolicyState | None
-    )  # acting states of snapshots, then of other runs, leaves [networks, ...]
-    # win rates against the opponents (rollout/standings.py); None if not recorded
-    standings: Any = None
+    # acting states of snapshots, then of other runs, leaves [networks, ...]
+    networks: PolicyState | None
+    # win rates against the opponents, `Standings` (rollout/standings.py); None if not recorded
+    standings: PyTree = None
 
 
 class BlockState(struct.PyTreeNode):
@@ -73,29 +71,29 @@ class TrainState(struct.PyTreeNode):
     memory: dict[str, Memory]  # by policy: state per replica
     opponents: Opponents  # of policies that other networks or scripts replace in some replicas
     hypers: dict[str, Hypers]  # by policy, and by team: traced hyperparameters
-    env_params: Any  # environment params, shared by all replicas
+    env_params: EnvParams  # shared by all replicas
     replicas: VectorState  # states of the N = num_envs replicas
-    obs: dict[str, Any]  # by group, [N, n_group, ...]: latest observations
+    obs: dict[str, Observation]  # by group, [N, n_group, ...]: latest observations
     live: dict[str, jax.Array]  # by group, [N, n_group] bool: agents still active in their episode
     key: jax.Array  # random key for the rest of the run
     num_updates: jax.Array  # () int32, updates done
-    shared: dict[str, PolicyState] = struct.field(
-        default_factory=dict
-    )  # by team: what its policies share, if anything
+    # by team: shared state; teams without one are left out
+    shared: dict[str, PolicyState] = struct.field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
         parameters = {
             f"parameters of {name}": f"{size(own.params):,}" for name, own in self.policies.items()
         }
-        memory = f"{sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self)) / 2**20:,.1f} MiB"
+        num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+        memory = f"{num_bytes / 2**20:,.1f} MiB"
         obs = {f"obs of {group}": own for group, own in self.obs.items()}
         rows = {"updates done": self.num_updates, **parameters, **obs, "in memory": memory}
         return html_table(rows.items(), caption="TrainState")
 
 
 def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
-    """Return the hyperparameters of every policy at this point of the run, those of its team included."""
+    """Return the hyperparameters of every policy and its team at this point of the run."""
     env_steps = state.num_updates.astype(jnp.float32) * config.env_steps_per_update
     now = {name: hypers.at(env_steps) for name, hypers in state.hypers.items()}
     for name, team in config.teams.items():
@@ -106,19 +104,21 @@ def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
     return now
 
 
-def with_hypers(state: TrainState, **changes: Any) -> TrainState:
-    """Return a state with changed hyperparameters; also for populations::
+def with_hypers(state: TrainState, **changes: chex.ArrayTree) -> TrainState:
+    """Return a state with changed hyperparameters.
+
+    Also for populations:
 
         states = jax.vmap(learner.init)(jax.random.split(key, 8))
         states = with_hypers(states, **{"runner.learning_rate": jnp.logspace(-4, -2, 8)})
 
     Args:
         state: a state, or a population of states with a leading axis.
-        **changes: "policy.hyperparameter" -> a number, or one number per population member, [members].
+        **changes: "policy.hyperparameter" -> a number, or numbers [members] for a population.
 
     Raises:
-        ValueError: if a name is unknown (the message has the closest name), a number is out of range, or the number of
-            values differs from the number of members.
+        ValueError: if a name is unknown (the message has the closest name), a number is out of
+            range, or the number of values differs from the number of members.
         TypeError: if a value is not numeric.
     """
     return state.replace(hypers=changed_hypers(state.hypers, changes))

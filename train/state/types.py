@@ -4,12 +4,15 @@ Environments, networks and custom algorithms define the structure of these pytre
 document the meaning of a value and not its fields. Shapes are in the docstrings of the functions.
 """
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chex
 import jax
 
 from wdjax.train.state.metric import Metric
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 PyTree: TypeAlias = Any
 """a pytree that may contain custom classes, or leaves other than arrays, such as shapes"""
@@ -28,9 +31,9 @@ Params: TypeAlias = chex.ArrayTree
 OptState: TypeAlias = chex.ArrayTree
 """state of an optimizer of optax"""
 Carry: TypeAlias = chex.ArrayTree
-"""state of a policy between two steps, such as that of a recurrent network; None without one"""
+"""state that a policy carries from step to step, such as a recurrent state; None without one"""
 ActingState: TypeAlias = PyTree
-"""result of `Algorithm.before_rollout`: the `PolicyState`, or what was prepared from it"""
+"""result of `Algorithm.before_rollout`: the `PolicyState`, or a custom pytree"""
 Extra: TypeAlias = PyTree
 """additional state or data that a custom algorithm defines"""
 
@@ -38,3 +41,6 @@ Fields: TypeAlias = dict[str, chex.ArrayTree]
 """fields of `Rows` by name, as `Algorithm.act` and `Algorithm.end_of_step` return them"""
 Metrics: TypeAlias = dict[str, jax.Array | Metric]
 """metrics of an update by name: scalars, or `Metric`"""
+
+OptionsClass: TypeAlias = "type[DataclassInstance]"
+"""`Options` of an algorithm: a frozen dataclass whose fields have defaults"""
