@@ -13,6 +13,7 @@ import jax
 from rich.table import Column, Table
 
 from wdjax.checks import one_line, require
+from wdjax.kernels.backend import on_cpu
 from wdjax.train import (
     CompiledRun,
     TrainConfig,
@@ -53,9 +54,7 @@ def measure(config: TrainConfig, budget: int) -> Trial:
     try:
         learner = make_learner(config)
         run = compile_run(learner)
-        shared = (
-            learner.setup.num_devices if jax.default_backend() == "cpu" else 1
-        )  # a CPU's devices share its memory
+        shared = learner.setup.num_devices if on_cpu() else 1  # a CPU's devices share its memory
         trial = dataclasses.replace(trial, memory=shared * run.memory)
         if trial.memory > budget:
             words = f"not run: needs {in_words(trial.memory)}, {in_words(budget)} available"

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
 
 import jax
+from orbax.checkpoint import CheckpointManager
 
 from wdjax.checks import require
 from wdjax.console import Console
 from wdjax.env_checker import check_env
+from wdjax.kernels.backend import on_cpu
 from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.processes import (
@@ -26,14 +27,8 @@ from wdjax.train.devices.processes import (
     wait_for_all,
 )
 from wdjax.train.devices.startup import in_thread
-from wdjax.train.evaluation.episodes import evaluation_metrics
-from wdjax.train.evaluation.evaluate import (
-    UnfinishedEpisodeError,
-    begin_evaluation,
-    end_evaluation,
-    lower_evaluation,
-    no_evaluation,
-)
+from wdjax.train.evaluation.best import TrainingEvaluation
+from wdjax.train.evaluation.evaluate import PlayedEpisodes, no_evaluation
 from wdjax.train.evaluation.trajectory import compile_recording, save_episode
 from wdjax.train.host import plots
 from wdjax.train.host.callbacks import (
@@ -45,74 +40,60 @@ from wdjax.train.host.callbacks import (
     make_callbacks,
     require_goals,
 )
-from wdjax.train.host.chunks import room
-from wdjax.train.host.debug import compile_checked, nan_origin
-from wdjax.train.host.determinism import forgets_determinism, is_deterministic
+from wdjax.train.host.debug import nan_origin
+from wdjax.train.host.determinism import is_deterministic
 from wdjax.train.host.failures import BadNumbersError
-from wdjax.train.host.loop import (
-    Chunk,
-    Job,
-    Outcome,
-    Row,
-    copied,
-    row_of_run,
-    save_state,
-    train_chunks,
-)
-from wdjax.train.host.programs import Program, compile_and_init, compile_chunk, telling
+from wdjax.train.host.loop import Chunk, Job, Outcome, Row, row_of_run, train_chunks
+from wdjax.train.host.programs import Program, telling
 from wdjax.train.host.progress import (
-    GO_ON,
     announce_run,
+    early_end,
     last_words,
     nothing_to_do,
     progress_bar,
     words_of_run,
 )
 from wdjax.train.host.signals import stop_signals
+from wdjax.train.host.start import start_run
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
-from wdjax.train.learner.init import abstract_state, host_key
+from wdjax.train.learner.init import abstract_state
 from wdjax.train.learner.learner import Learner, make_learner, metric_names
 from wdjax.train.learner.setup import require_config
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import require_all_processes
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import (
+    HostData,
     delete_newer,
     finish,
-    newest_host,
     open_checkpoints,
-    restore_newest,
-    save,
+    save_state,
 )
 from wdjax.train.storage.folder import (
     CONFIG,
     hold_folder,
-    load_run_config,
     plain_config,
     prepare_folder,
-    read_made_with,
-    require_same_run,
+    require_own_run,
     run_config,
-    with_size_of,
     write_config,
 )
 from wdjax.train.storage.metrics_log import (
+    METRICS,
     MetricsLog,
-    finite,
     open_log,
     read_metrics,
     tell_lost_lines,
 )
-from wdjax.train.storage.switches import require_same_switches, switch_warnings
 
 
 def check_run(
     learner: Learner, callbacks: Sequence[Callback | str], begun: bool = False
 ) -> tuple[Callback, ...]:
-    """Instantiate the callbacks and validate what the configuration alone cannot; errors are those of `Trainer`.
+    """Return the callbacks; check them, `stop_at`, and the checkpoints that a new run starts from.
 
-    These are callback names, `stop_at` metrics, and checkpoints that policies start from, unless the run has `begun`
-    with its own copy.
+    Raises:
+        ValueError, TypeError, ImportError, FileNotFoundError: as `Trainer`.
     """
     made, goals = make_callbacks(callbacks), learner.config.stop_at
     if goals:
@@ -125,18 +106,21 @@ def check_run(
 class Trainer:
     """Train a run in a folder.
 
-    The folder contains config.yaml, metrics.jsonl, checkpoints/, best/, and at the end curves.png and episode.gif.
+    The folder contains config.yaml, metrics.jsonl, checkpoints/, best/, and at the end curves.png
+    and episode.gif.
 
     Args:
         config: configuration of the run.
         workdir: folder of the run; created if missing.
         resume: continue from the newest checkpoint in the folder, if any.
-        callbacks: functions of (trainer, row), called after every chunk with the row written to metrics.jsonl.
-            `trainer.state` is the state after that chunk; the device already runs the next one. Returning True ends the
-            run after the next chunk, like `stop`. Names are allowed: "csv", "tensorboard", "wandb", "package.module:f".
+        callbacks: functions of (trainer, row), called after every chunk with the row written to
+            metrics.jsonl. `trainer.state` is the state after that chunk; the device already runs
+            the next one. Returning True ends the run after the next chunk, like `stop`. Names are
+            allowed: "csv", "tensorboard", "wandb", "package.module:f".
         quiet: disable the progress bar and all output.
         debug: enable slow checks (train/host/debug.py).
-        trust: additional modules from which saved runs may import code, if policies start from them (see `load_run`).
+        trust: additional modules from which saved runs may import code, if policies start from them
+            (see `load_run`).
         pictures: draw pictures at the end.
 
     Raises:
@@ -146,66 +130,61 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, workdir: str | Path, resume: bool = False, callbacks: Sequence[Callback | str] = (),
-        quiet: bool = False, debug: bool = False, trust: Collection[str] = (), pictures: bool = True,
-    ):  # fmt: skip
+        self,
+        config: TrainConfig,
+        workdir: str | Path,
+        resume: bool = False,
+        callbacks: Sequence[Callback | str] = (),
+        quiet: bool = False,
+        debug: bool = False,
+        trust: Collection[str] = (),
+        pictures: bool = True,
+    ):
         require_config(config)
         require(workdir != "", "workdir", workdir, "a path")  # Path("") is the current folder
         self.debug, self.pictures, self.workdir = debug, pictures, Path(workdir)
-        self._given = read_config(config)  # one built in Python may hold 1e6 for 1_000_000
+        self._given = read_config(config)  # a config built in Python may hold 1e6 for 1_000_000
         self.config = config = run_config(self._given, self.workdir, resume, trust)
         self._begun = time.perf_counter()
-        self.learner = make_learner(
-            config, trust
-        )  # first: a configuration that is refused must leave no folder
-        self.callbacks = check_run(
-            self.learner, callbacks, begun := (self.workdir / CONFIG).exists()
-        )
+        # before the folder is made: a configuration that is refused leaves no folder
+        self.learner = make_learner(config, trust)
+        begun = (self.workdir / CONFIG).exists()
+        self.callbacks = check_run(self.learner, callbacks, begun)
         self.console = Console(quiet=quiet or not is_first())
-        if debug and not (resume and begun):  # that run has begun, whatever its game
+        if debug and not (resume and begun):  # checked when the run was started
             check_env(self.learner.env, params=self.learner.env_params)
         require_all_processes(self.learner.setup.num_devices)
         on_first(prepare_folder, self.workdir, config, resume, trust)
         on_all(self._require_own_folder)
         self.state: TrainState | None = None
-        self._waits = {"setup": time.perf_counter() - self._begun}  # seconds not spent on training
-        self._shown: Sequence[Row] | None = None  # what the live curve in a notebook is of
-        self._chunks, self._kernels = (
-            0.0,
-            "",
-        )  # seconds of all chunks; what ran by kernels, in words
-        self._beside: dict[
-            str, Future
-        ] = {}  # compiled while training goes on: for evaluations, for pictures
-        self.best_score: float | None = None
-        self.best_updates: int | None = None  # of the state with that score
         self.stopped = False  # whether a signal ended `train` early
-        self.ended_by = ""  # what else did, in words: a callback, stop_at
+        self.ended_by = ""  # otherwise, the reason for the early end: a callback, stop_at
+        self._evaluation = TrainingEvaluation(self.learner, self._say)
+        self._waits = {"setup": time.perf_counter() - self._begun}  # seconds without training
+        self._chunk_seconds = 0.0  # of all chunks
+        self._kernels = ""  # which work fused kernels do
+        # compiled or imported in threads: "evaluation", "curves", "episode"
+        self._background: dict[str, Future] = {}
 
     def _require_own_folder(self) -> None:
-        shared = (self.workdir / CONFIG).exists()
-        require(shared, "workdir", str(self.workdir), "a folder that all processes share")
-        begun = load_run_config(self.workdir, self.learner.setup.trust)
-        require_same_run(begun, self.config, f"the run in {self.workdir} was started with")
-        require_same_switches(read_made_with(self.workdir), f"the run in {self.workdir}")
-        self.config = with_size_of(begun, self.config)
+        trust = self.learner.setup.trust
+        self.config = require_own_run(self.workdir, self.config, trust)
+
+    @property
+    def best_score(self) -> float | None:
+        """Highest value of `best_metric` in an evaluation, None before the first one."""
+        return self._evaluation.best_score
+
+    @property
+    def best_updates(self) -> int | None:
+        """Number of updates of the best state, which is in best/."""
+        return self._evaluation.best_updates
 
     @property
     def history(self) -> list[Row]:
-        """Rows of metrics.jsonl, one per chunk; for example `pandas.DataFrame(trainer.history)`."""
-        file = self.workdir / "metrics.jsonl"
+        """Rows of metrics.jsonl, one per chunk, for example for `pandas.DataFrame`."""
+        file = self.workdir / METRICS
         return read_metrics(file) if file.exists() else []
-
-    def _curve(self, rows: Sequence[Row]) -> str:
-        """Returns the returns of these rows as SVG, "" where there are none."""
-        return plots.as_svg(plots.draw_run(plots.thinned(rows), most=1)) if rows else ""
-
-    def _live_curve(self) -> str:
-        """`_curve` of this run so far: metrics.jsonl is read once, then what `_report` adds."""
-        self._shown = self.history if self._shown is None else self._shown
-        with contextlib.suppress(Exception):  # a picture must not end training
-            return self._curve(self._shown)
-        return ""
 
     def _repr_html_(self) -> str:
         config, history = self.config, self.history
@@ -214,7 +193,7 @@ class Trainer:
         returns = {f"{name} return": last.get(f"{name}/episode_return") for name in config.policies}
         best = {} if self.best_score is None else {f"best {config.best_by}": self.best_score}
         rows = {"folder": self.workdir, "env": config.env, "done": steps, **returns, **best}
-        return html_table(rows.items(), caption="A training run") + self._curve(history)
+        return html_table(rows.items(), caption="A training run") + plots.svg_of_run(history)
 
     def stop(self, why: str = "trainer.stop()") -> None:
         """End `train` after the current chunk and save the run.
@@ -225,125 +204,155 @@ class Trainer:
         self.ended_by = self.ended_by or why
 
     def train(self) -> TrainState:
-        """Train until total_env_steps, stop_at, a callback, Ctrl-C or SIGTERM ends the run; save it and draw pictures.
+        """Train until the configured end, or until `stop_at`, a callback or a signal ends the run.
 
-        A run that is already longer is left unchanged. After Ctrl-C or SIGTERM no pictures are drawn.
+        The run is saved, and pictures are drawn unless Ctrl-C or SIGTERM ended it. A run that is
+        already longer is left unchanged.
 
         Returns:
             The final state.
 
         Raises:
-            OSError: if metrics or a checkpoint cannot be written, for example on a full disk. Earlier checkpoints stay.
-            BadNumbersError: if an update produces NaN or infinity (see config.on_bad_numbers). The state before it is
-                saved.
-            FailedCheckError: if a check of `debug` fails, or parameters or metrics differ between devices. Earlier
-                checkpoints stay.
+            OSError: if metrics or a checkpoint cannot be written, for example on a full disk.
+                Earlier checkpoints stay.
+            BadNumbersError: if an update produces NaN or infinity (see config.on_bad_numbers). The
+                state before it is saved.
+            FailedCheckError: if a check of `debug` fails, or parameters or metrics differ between
+                devices. Earlier checkpoints stay.
         """
-        self.ended_by, self._shown = "", None
+        self.ended_by, folder = "", self.workdir
+        self._curve = plots.LiveCurve(lambda: self.history)
         with contextlib.ExitStack() as stack:
             stack.callback(close_callbacks, self.callbacks)
             stack.enter_context(telling(self._tell_kernels))
-            lock = stack.enter_context(hold_folder(self.workdir)) if is_first() else None
-            self._require_own_folder()  # nothing has held the folder since
-            config = self.config
-            stop = stack.enter_context(
-                stop_signals(self.console)
-            )  # first: closing waits for the last checkpoint
-            checkpoints = stack.enter_context(
-                open_checkpoints(self.workdir / "checkpoints", config.keep_checkpoints)
-            )
-            best = (
-                stack.enter_context(open_checkpoints(self.workdir / "best", 1))
-                if config.best_by
-                else None
-            )
-            with ending_with_others():  # it may compile
-                self.state, size, program, self._waits["compiling"] = self._start(checkpoints, best)
-                first = int(self.state.num_updates)
+            lock = stack.enter_context(hold_folder(folder)) if is_first() else None
+            self._require_own_folder()  # again: the folder was not locked until now
+            # before the checkpoints: closing them waits for the last save
+            stop = stack.enter_context(stop_signals(self.console))
+            config, keep, best, log = self.config, self.config.keep_checkpoints, None, None
+            checkpoints = stack.enter_context(open_checkpoints(folder / "checkpoints", keep))
+            if config.best_by:
+                best = stack.enter_context(open_checkpoints(folder / "best", 1))
+            with ending_with_others():  # may compile
+                state, size, program, compiling = self._start(checkpoints, best)
+                self.state, first = state, int(state.num_updates)
                 if program is None:
-                    return self._nothing_to_do(first, size)
-                on_first(write_config, self.workdir, config)
-            log = stack.enter_context(
-                open_log(self.workdir / "metrics.jsonl", size, self._say, lock)
-            ) if is_first() else None  # fmt: skip
+                    return self._nothing_to_do(state, first, size)
+                self._waits["compiling"] = compiling
+                on_first(write_config, folder, config)
+            if is_first():
+                log = stack.enter_context(open_log(folder / METRICS, size, self._say, lock))
             stack.enter_context(ending_with_others())
-            advance = stack.enter_context(
-                progress_bar(self.console, config.num_updates, first, self._live_curve)
-            )
+            last, beside = config.num_updates, not self.debug
+            bar = progress_bar(self.console, last, first, self._curve.svg)
+            judge = functools.partial(self._judge, best, log)
+            report = functools.partial(self._report, stack.enter_context(bar))
+            host, begin = self._host, self._begin
             job = Job(
-                config, config.num_updates, program, checkpoints, log, functools.partial(self._judge, best, log),
-                functools.partial(self._report, advance), self._host, self._begin, beside=not self.debug,
-            )  # fmt: skip
-            goals = (
-                config.stop_at
-            )  # of process 0, which has cut metrics.jsonl back: others may see lines that are gone
-            if goals and as_first(
-                is_first() and any(goals_reached(goals, row) for row in self.history)
-            ):
-                self.stop(goals_in_words(goals))  # before it was resumed
+                config, last, program, checkpoints, log, judge, report, host, begin, beside=beside
+            )
+            self._stop_if_goals_were_reached()
             stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
-            self.state, done = train_chunks(
-                job, self.state, first, stopped, self._waits["compiling"], self._compile_beside
-            )
-            early = done < config.num_updates
-            self.stopped = early and any_process(stop.is_set())
-        env_steps = (done - first) * config.env_steps_per_update
-        self._say(
-            last_words(
-                env_steps,
-                self._chunks,
-                self._waits,
-                time.perf_counter() - self._begun,
-                self._kernels,
-            )
-        )
-        self._begun, self._chunks, self._waits = (
-            time.perf_counter(),
-            0.0,
-            {},
-        )  # of `train` called again
-        if early:
-            ended = f"Ended by {self.ended_by or 'another process'}"
-            how, more = ("Stopped", GO_ON) if self.stopped else (ended, "")
-            steps = (
-                f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
-            )
-            self._say(f"{how} and saved after {steps}.{more}")
-        if not self.stopped and is_first() and self.pictures:
-            wait(self._beside.values())
-            self.draw()
-        wait_for_all()
-        return self.state
+            meanwhile = self._compile_in_background
+            state, done = train_chunks(job, state, first, stopped, compiling, meanwhile)
+            self.state = state
+            self.stopped = done < last and any_process(stop.is_set())
+        self._finish(first, done)
+        return state
 
-    def _nothing_to_do(self, done: int, metrics_size: int) -> TrainState:
-        """Return the state of a run that has `done` updates, all of its own or more; draw the former."""
-        tell_lost_lines(self.workdir / "metrics.jsonl", metrics_size, self._say)
-        self._say(nothing_to_do(self.config, done))
-        if done == self.config.num_updates and is_first() and self.pictures:
-            self.draw()
-        wait_for_all()
-        return self.state
+    def _start(
+        self, checkpoints: CheckpointManager, best: CheckpointManager | None
+    ) -> tuple[TrainState, int, Program | None, float]:
+        learner, config, folder = self.learner, self.config, self.workdir
+        announce_run(self.console, self._given, config, folder, learner.setup.num_devices)
+        restored = functools.partial(self._evaluation.resume, best)
+        meanwhile, say, debug = self._compile_in_background, self._say, self.debug
+        return start_run(learner, config, folder, checkpoints, restored, meanwhile, say, debug)
 
-    def draw(self) -> None:
-        """Draw curves.png, opponents.png (with opponents) and episode.gif (if the environment has a drawing)."""
-        title = f"{self.config.env}: {self.workdir.name}"
-        with plots.without_picture("curves.png", self._say):
-            curves = plots.save_curves(self.workdir, title)
-            self._say(
-                f"Wrote {curves}" if curves else f"No curves: {self.workdir}/metrics.jsonl is empty"
-            )
-        with plots.without_picture("opponents.png", self._say):
-            if opponents := plots.save_opponents(self.workdir, title):
-                self._say(f"Wrote {opponents}")
-        file, made = self.workdir / "episode.gif", self._beside.get("episode")
-        program = made.result() if made and not made.exception() else None
-        with (
-            plots.without_picture("episode.gif", self._say),
-            contextlib.suppress(NotImplementedError),
-        ):
-            self._say(
-                f"Wrote {save_episode(self.learner, self.state, file, self.config.seed, program=program)}"
-            )
+    def _stop_if_goals_were_reached(self) -> None:
+        """Stop a resumed run if an earlier row has reached `stop_at`, as process 0 reads them."""
+        goals = self.config.stop_at
+        if goals and as_first(is_first() and goals_reached(goals, *self.history)):
+            self.stop(goals_in_words(goals))
+
+    def _begin(self, chunk: Chunk) -> Callable[[TrainState], PlayedEpisodes | None] | None:
+        """Return a function that begins the evaluation of the state after a chunk, if one is due."""
+        # kept in the folder, so that a resumed run has rows after the same updates
+        if not self.config.updates_per_chunk:
+            self.config = dataclasses.replace(self.config, updates_per_chunk=chunk.size)
+            on_first(write_config, self.workdir, self.config)
+        config, done = self.config, chunk.done
+        is_last = done == config.num_updates
+        if config.evaluates and (is_last or done % config.updates_per_evaluation == 0):
+            return lambda state: self._evaluation.begin(state, done)
+        return (lambda state: None) if self.callbacks else None  # callbacks may read the state
+
+    def _judge(
+        self, best: CheckpointManager | None, log: MetricsLog | None, chunk: Chunk
+    ) -> Outcome:
+        """Return the row of a chunk, with its evaluation, and the error if the chunk ends the run."""
+        setup, done, (part,) = self.learner.setup, chunk.done, chunk.parts
+        self.state = self.state if chunk.state is None else chunk.state
+        self._chunk_seconds += chunk.seconds
+        if best is not None:
+            finish(best)  # a later checkpoint must not refer to a best state that is not saved
+        rows = []
+        if done > chunk.before:
+            skipped = skipped_updates(self.config, part.codes)
+            rows.append(row_of_run(setup, chunk) | skipped | self._evaluate(best, log, chunk))
+
+        def failure() -> BadNumbersError:
+            state = chunk.state if self.debug else None
+            origin = None if state is None else nan_origin(setup, state)
+            return BadNumbersError(why_it_ends(setup, part.codes, part.streak, done, origin))
+
+        if part.codes.any() and not part.ends:
+            self._say(what_was_skipped(setup, part.codes))
+        return Outcome(rows, failure=failure if part.ends else None)
+
+    def _evaluate(
+        self, best: CheckpointManager | None, log: MetricsLog | None, chunk: Chunk
+    ) -> dict[str, float | None]:
+        """Return the metrics of the evaluation of a chunk, and save its state if it is the best."""
+        if chunk.begun is None or chunk.state is None:
+            return dict(no_evaluation(self.learner, self.state))
+        evaluation, state, done = self._evaluation, chunk.state, chunk.done
+        metrics = evaluation.end(chunk.begun, state)
+        if evaluation.is_best(metrics, done):
+            delete_newer(best, done)  # saved before the run was resumed from an older checkpoint
+            save_state(best, done, state, log, self._host())
+        return metrics | evaluation.best_metrics(state, done)
+
+    def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
+        """Show the rows of a chunk, call the callbacks, and stop where they or `stop_at` ask for it."""
+        for row in rows:
+            self._curve.add(row)
+            advance(row["updates"], words_of_run(self.config, row))
+            if call_callbacks(self.callbacks, self, row):
+                self.stop("a callback")
+            if goals_reached(self.config.stop_at, row):
+                self.stop(goals_in_words(self.config.stop_at))
+
+    def _host(self) -> HostData:
+        """Return the content of a checkpoint besides the state."""
+        return {
+            "best_score": self.best_score,
+            "best_updates": self.best_updates,
+            "config": plain_config(self.config),
+            "deterministic": is_deterministic(),
+        }
+
+    def _compile_in_background(self) -> None:
+        """Compile evaluations, and on a GPU what pictures need, in threads."""
+        if self._background:
+            return
+        like = abstract_state(self.learner.setup)
+        if self.config.evaluates:
+            self._background["evaluation"] = self._evaluation.compile(like)
+        if self.pictures and not on_cpu() and jax.process_count() == 1:
+            self._background["curves"] = in_thread(plots.import_drawing)
+            # if it fails, `draw` compiles it
+            self._background["episode"] = in_thread(compile_recording, self.learner, like)
 
     def _tell_kernels(self, words: str) -> None:
         self._kernels = words
@@ -352,181 +361,38 @@ class Trainer:
     def _say(self, words: str) -> None:
         self.console.print(words, soft_wrap=not self.console.is_jupyter)
 
-    def _start(self, checkpoints: Any, best: Any) -> tuple[TrainState, int, Program | None, float]:
-        """Returns the state to go on from, how much of metrics.jsonl goes with it in bytes, the program (None: no
-        update is left to do), and the seconds that it took to compile."""
-        announce_run(
-            self.console, self._given, self.config, self.workdir, self.learner.setup.num_devices
-        )
-        like = abstract_state(self.learner.setup)
-        found = restore_newest(checkpoints, like, self.config, self._say)
-        if found is None:
-            return self._first_state(like)
-        updates, state, host = found
-        self.best_score, self.best_updates = host["best_score"], host["best_updates"]
-        if (
-            best is not None and (best.latest_step() or 0) > updates
-        ):  # found after this checkpoint, before the end
-            newer = newest_host(best, updates, self._say)
-            if newer is not None:
-                self.best_updates, self.best_score = newer[0], newer[1]["best_score"]
-            elif best.latest_step() is None:  # damaged, and what was the best before it is gone
-                self.best_updates = self.best_score = None
-        elif (
-            best is not None and self.best_updates == updates
-        ):  # perhaps killed before that one was whole
-            save(best, updates, copied(state), host)
-        if updates >= self.config.num_updates:
-            return state, host["metrics_size"], None, 0.0
-        most, env_steps = room(self.config), updates * self.config.env_steps_per_update
-        self._say(f"Resuming from {checkpoints.directory}/{updates}, {env_steps:,} env steps")
-        if forgets_determinism(host["deterministic"]):
-            self._say(
-                "Warning: this run used --deterministic. Without the flag, results are not bit-identical."
-            )
-        for words in switch_warnings(read_made_with(self.workdir)):
-            self._say(words)
-        program = (
-            (compile_checked(self.learner, most), 0.0)
-            if self.debug
-            else compile_chunk(self.learner, like, most)
-        )
-        return state, host["metrics_size"], *program
+    def _finish(self, first: int, done: int) -> None:
+        """Report the speed from update `first` to `done` and the reason of the end; draw."""
+        config, total = self.config, time.perf_counter() - self._begun
+        steps, chunks = (done - first) * config.env_steps_per_update, self._chunk_seconds
+        self._say(last_words(steps, chunks, self._waits, total, self._kernels))
+        self._begun, self._chunk_seconds, self._waits = time.perf_counter(), 0.0, {}  # next call
+        if done < config.num_updates:
+            self._say(early_end(config, done, self.stopped, self.ended_by))
+        if not self.stopped and is_first() and self.pictures:
+            wait(self._background.values())
+            self.draw()
+        wait_for_all()
 
-    def _first_state(self, like: TrainState) -> tuple[TrainState, int, Program, float]:
-        seed, most = self.config.seed, room(self.config)
-        if self.debug:  # its program compiles when first called
-            return (
-                self.learner.init(jax.random.key(seed)),
-                0,
-                compile_checked(self.learner, most),
-                0.0,
-            )
-        state, program, seconds = compile_and_init(
-            self.learner, like, seed, most, self._compile_beside
-        )
-        return state, 0, program, seconds
+    def _nothing_to_do(self, state: TrainState, done: int, metrics_size: int) -> TrainState:
+        """Return the state of a complete run; draw it unless it is longer than configured."""
+        tell_lost_lines(self.workdir / METRICS, metrics_size, self._say)
+        self._say(nothing_to_do(self.config, done))
+        if done == self.config.num_updates and is_first() and self.pictures:
+            self.draw()
+        wait_for_all()
+        return state
 
-    def _judge(self, best: Any, log: MetricsLog | None, chunk: Chunk) -> Outcome:
-        """Returns the row of a chunk, with an evaluation where one is due, and whether it ends the run."""
-        config, setup, done = self.config, self.learner.setup, chunk.done
-        self.state = self.state if chunk.state is None else chunk.state
-        self._chunks += chunk.seconds
-        (part,) = chunk.parts
-        if best is not None:
-            finish(best)  # the next checkpoint must not know of a best one that is not there
-        rows = []
-        if done > chunk.before:
-            row = row_of_run(setup, chunk) | skipped_updates(config, part.codes)
-            evaluated = chunk.begun is not None
-            rows = [
-                row
-                | (
-                    self._evaluate(best, chunk, log)
-                    if evaluated
-                    else no_evaluation(self.learner, self.state)
-                )
-            ]
-
-        def failure() -> BadNumbersError:
-            origin = nan_origin(setup, chunk.state) if self.debug else None
-            return BadNumbersError(why_it_ends(setup, part.codes, part.streak, done, origin))
-
-        if part.codes.any() and not part.ends:
-            self._say(what_was_skipped(setup, part.codes))
-        return Outcome(rows, failure=failure if part.ends else None)
-
-    def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
-        for row in rows:
-            if self._shown is not None:
-                self._shown = plots.thinned([*self._shown, row])
-            advance(row["updates"], words_of_run(self.config, row))
-            if call_callbacks(self.callbacks, self, row):
-                self.stop("a callback")
-            if goals_reached(self.config.stop_at, row):
-                self.stop(goals_in_words(self.config.stop_at))
-
-    def _is_evaluated(self, done: int) -> bool:
-        """Whether so many updates call for an evaluation."""
-        config = self.config
-        return config.evaluates and (
-            done == config.num_updates or done % config.updates_per_evaluation == 0
-        )
-
-    def _compile_beside(self) -> None:
-        """Begins, once, to make in threads what is needed later: the program of evaluations, a GPU's beside that of the
-        run, a CPU's, which takes all cores, beside the first chunks; of a GPU, whose host can, what pictures need."""
-        if self._beside:
+    def draw(self) -> None:
+        """Draw curves.png, opponents.png (with opponents) and episode.gif (after `train`)."""
+        title = f"{self.config.env}: {self.workdir.name}"
+        plots.draw_pictures(self.workdir, title, self._say)
+        if self.state is None:
             return
-        config, like = self.config, abstract_state(self.learner.setup)
-        if config.evaluates:
-            lowered = lower_evaluation(self.learner, like, config.eval_episodes, config.eval_greedy)
-            self._beside["evaluation"] = in_thread(lowered.compile)
-        if self.pictures and jax.default_backend() != "cpu" and jax.process_count() == 1:
-            self._beside["curves"] = in_thread(plots.import_drawing)
-            self._beside["episode"] = in_thread(
-                compile_recording, self.learner, like
-            )  # where it fails, `draw` does it
-
-    def _begin(self, chunk: Chunk) -> Callable[[TrainState], Any] | None:
-        """Return what plays the episodes of an evaluation, if one is due, in replicas and with a key of their own."""
-        if (
-            not self.config.updates_per_chunk
-        ):  # kept in the folder: a resumed run has rows after the same updates
-            self.config = dataclasses.replace(self.config, updates_per_chunk=chunk.size)
-            on_first(write_config, self.workdir, self.config)
-        if not self._is_evaluated(chunk.done):
-            return (lambda state: None) if self.callbacks else None  # callbacks may read the state
-        key = jax.random.fold_in(host_key(self.config.seed), chunk.done)
-        return lambda state: begin_evaluation(
-            self.learner, state, key, self._beside["evaluation"].result()
-        )
-
-    def _evaluate(self, best: Any, chunk: Chunk, log: MetricsLog | None) -> dict[str, Any]:
-        """Returns what the episodes came to, and keeps the best state where best_metric asks."""
-        config, done = self.config, chunk.done
-        try:
-            episodes = end_evaluation(self.learner, chunk.begun)
-        except UnfinishedEpisodeError as error:  # training must not end for want of an evaluation
-            self._say(f"Warning: evaluation skipped. {error}")
-            row = no_evaluation(self.learner, self.state)
-        else:
-            found = evaluation_metrics(episodes, self.learner.env.info_ratios)
-            row = {name: value if value is None else finite(value) for name, value in found.items()}
-        score = row.get(f"eval/{config.best_by}")
-        if as_first(score is not None and (self.best_score is None or score > self.best_score)):
-            self.best_score, self.best_updates = score, done
-            delete_newer(
-                best, done
-            )  # of a part of the run that was lost, where it comes to other numbers now
-            save_state(best, done, chunk.state, log, self._host())
-        return row | self._report_best(chunk.state, done)
-
-    def _report_best(self, state: TrainState, done: int) -> dict[str, float | None]:
-        """Returns what a state that is now the best comes to in other episodes than those that chose it: of many, the
-        one with the highest mean was lucky, too. Of one that is not, the same fields, null."""
-        config, score = self.config, None
-        if config.best_by is None:
-            return {}
-        if done == self.best_updates:
-            key = jax.random.fold_in(
-                host_key(config.seed), 2**31 + done
-            )  # evaluations fold in smaller numbers
-            with contextlib.suppress(UnfinishedEpisodeError):
-                begun = begin_evaluation(
-                    self.learner, state, key, self._beside["evaluation"].result()
-                )
-                episodes = end_evaluation(self.learner, begun)
-                score = finite(
-                    evaluation_metrics(episodes, self.learner.env.info_ratios)[
-                        f"eval/{config.best_by}"
-                    ]
-                )
-        return {f"eval/best/{config.best_by}": score}
-
-    def _host(self) -> dict[str, Any]:
-        """What a checkpoint holds of the run beside its state."""
-        return {
-            "best_score": self.best_score, "best_updates": self.best_updates, "config": plain_config(self.config),
-            "deterministic": is_deterministic(),
-        }  # fmt: skip
+        file, made = self.workdir / "episode.gif", self._background.get("episode")
+        program = made.result() if made and not made.exception() else None
+        without_drawing = contextlib.suppress(NotImplementedError)
+        with plots.without_picture("episode.gif", self._say), without_drawing:
+            seed = self.config.seed
+            written = save_episode(self.learner, self.state, file, seed, program=program)
+            self._say(f"Wrote {written}")

@@ -17,6 +17,7 @@ import numpy as np
 from wdjax.envs import make
 from wdjax.experiments.benchmarks.measure import random_policy
 from wdjax.experiments.benchmarks.rows import GAMES
+from wdjax.kernels.backend import on_gpu
 from wdjax.kernels.neighbors import nearest_neighbors_kernel, neighbor_rows_kernel
 from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple
 from wdjax.playing import PlayState, Transition, play, play_step, start_play
@@ -41,7 +42,7 @@ PARAMETERS = 0.05  # relative to the change of an array in training: rounding ch
 
 def main() -> None:
     """Compare all; raise RuntimeError at the first disagreement."""
-    for num_agents, k in SIZES if jax.default_backend() == "gpu" else SIZES[:3]:
+    for num_agents, k in SIZES if on_gpu() else SIZES[:3]:
         print(compare_neighbors(num_agents, k), flush=True)
     for game in GAMES:
         print(compare_play(game), flush=True)
@@ -78,7 +79,7 @@ def compare_neighbors(num_agents: int, k: int) -> str:
     Raises:
         RuntimeError: if an index, the number of neighbors, or a bit of a row differs.
     """
-    interpret = jax.default_backend() != "gpu"
+    interpret = not on_gpu()
     x, y, active = scenes(num_agents)
     rng = np.random.default_rng(0)
     features = rng.normal(size=(*x.shape, 7)).astype(np.float32)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from wdjax.kernels.backend import on_gpu
 from wdjax.replicas import scan_replicas_kernel
 
 N = 8  # replicas
@@ -77,14 +78,16 @@ def main(every: int = 1) -> None:
     Raises:
         RuntimeError: if some differ.
     """
-    interpret = jax.default_backend() != "gpu"
+    interpret = not on_gpu()
     drawn = (random_case(np.random.default_rng(seed)) for seed in range(DRAWN))
     cases = [*all_cases(), *drawn][::every]
     faults, refused = compare(cases, interpret)
     faults += [f"shared: {line}" for line in compare(cases, interpret, shared=True)[0]]
     print(*refused, *faults, sep="\n", flush=True)
-    counts = f"{len(refused)} refused, {len(faults)} differ from plain XLA"
-    print(f"replica kernels: {len(cases)} cases, {counts}")
+    print(
+        f"replica kernels: {len(cases)} cases, {len(refused)} refused, "
+        f"{len(faults)} differ from plain XLA"
+    )
     if faults:
         raise RuntimeError("\n".join(faults))
 

@@ -25,6 +25,7 @@ from wdjax.experiments.commands.arguments import (
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic
+from wdjax.kernels.backend import on_cpu
 from wdjax.train import (
     TrainConfig,
     change_config,
@@ -153,12 +154,7 @@ def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:
     """Return the cost and the quick version of a large preset for a new run on a CPU, else ""."""
     cost, size = cost_of(path), ("num_envs", "rollout_length", "total_env_steps")
     whole = all(getattr(parsed.config, name) == getattr(raw, name) for name in size)
-    if (
-        IN_A_MINUTE in cost
-        and whole
-        and jax.default_backend() == "cpu"
-        and not (parsed.workdir / CONFIG).exists()
-    ):
+    if IN_A_MINUTE in cost and whole and on_cpu() and not (parsed.workdir / CONFIG).exists():
         return f"{path.stem}: {cost.replace(IN_A_MINUTE, f'{IN_A_MINUTE} wdjax train')}"
     return ""
 

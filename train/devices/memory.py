@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from wdjax.kernels.backend import on_cpu
+
 SHARE = 0.8  # of what is free: XLA's own count leaves out collectives and fragmentation, and others need some too
 _TRIM_THRESHOLD, _ARENA_MAX = -1, -8  # of glibc's malloc.h
 
@@ -32,7 +34,7 @@ def bytes_free(num_devices: int = 1) -> int:
         if "bytes_limit" in stats
         else host_memory()
     )
-    return int(SHARE * free) // (num_devices if jax.default_backend() == "cpu" else 1)
+    return int(SHARE * free) // (num_devices if on_cpu() else 1)
 
 
 def host_memory() -> int:

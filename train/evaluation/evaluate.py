@@ -47,6 +47,8 @@ from wdjax.vector import select
 
 MOST_EPISODES = 10_000_000  # at once: with many more, XLA ends the process without an error
 MAX_STEPS = 20_000  # default maximum length of an episode
+PlayedEpisodes = tuple[dict[str, jax.Array], jax.Array, dict[str, jax.Array], jax.Array]
+"""results of `play_episodes`"""
 Opponents = Sequence[Player | Script | str] | Mapping[str, Sequence[Player | Script | str]]
 
 
@@ -111,7 +113,7 @@ def lower_evaluation(
 
 def begin_evaluation(
     learner: Learner, state: TrainState, key: jax.Array, program: jax.stages.Compiled
-) -> tuple[Any, ...]:
+) -> PlayedEpisodes:
     """Begin `evaluate` of the policies of a run, with a program from `lower_evaluation`.
 
     Returns:
@@ -120,9 +122,9 @@ def begin_evaluation(
     return program(make_game(learner.setup, state, *choose_players(learner, state)), key)
 
 
-def end_evaluation(learner: Learner, played: tuple) -> Episodes:
+def end_evaluation(learner: Learner, played: PlayedEpisodes) -> Episodes:
     """Wait for the results of `begin_evaluation`. Raise UnfinishedEpisodeError as `evaluate`."""
-    return episodes_of(learner.env, learner.setup.assignments, *counted(*played, MAX_STEPS))
+    return episodes_of(learner.env, learner.setup.assignments, *counted(played, MAX_STEPS))
 
 
 def choose_players(
@@ -287,15 +289,17 @@ def play_in_turns(
     num_turns = -(-num_episodes // size)
     turns = []
     for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):
-        turns.append(counted(*play_episodes(game, turn_key, size, greedy, max_steps), max_steps))
+        turns.append(counted(play_episodes(game, turn_key, size, greedy, max_steps), max_steps))
     # Surplus episodes are dropped by index: dropping the last to end would favor short episodes.
     joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
     return episodes_of(game.env, assignments, *joined)
 
 
-def counted(returns: Any, length: Any, info: Any, finished: Any, max_steps: int) -> tuple:
+def counted(
+    played: PlayedEpisodes, max_steps: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
     """Return the results of `play_episodes` on the host. Raise UnfinishedEpisodeError."""
-    returns, length, info, finished = jax.device_get((returns, length, info, finished))
+    returns, length, info, finished = jax.device_get(played)
     if not finished.all():
         raise UnfinishedEpisodeError(
             f"max_steps = {max_steps}: must be at least the length of the longest episode"
@@ -324,7 +328,7 @@ def episodes_of(
 @functools.partial(jax.jit, static_argnames=("num_episodes", "greedy", "max_steps"))
 def play_episodes(
     game: Game, key: jax.Array, num_episodes: int, greedy: bool, max_steps: int
-) -> tuple[dict[str, jax.Array], jax.Array, dict[str, jax.Array], jax.Array]:
+) -> PlayedEpisodes:
     """Step `num_episodes` replicas until the first episode of each is over, without resets.
 
     Returns:

@@ -11,7 +11,7 @@ import numpy as np
 from wdjax.files import new_file
 from wdjax.spaces import sample_shapes
 from wdjax.train.evaluation.trained import TrainedPolicy
-from wdjax.train.storage.checkpoint import by_place
+from wdjax.train.storage.leaves import by_place
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 

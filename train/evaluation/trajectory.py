@@ -25,7 +25,7 @@ from wdjax.train.learner.init import host_key
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import by_place
+from wdjax.train.storage.leaves import by_place
 
 MAX_STEPS = 1_000
 OBS_BYTES = 256 * 2**20  # maximum size of MAX_STEPS observations to include in an HTML player

@@ -1,7 +1,6 @@
 """Which engine runs and policies have, chosen once, in `make_setup`, from the objects that were built."""
 
-import jax
-
+from wdjax.kernels.backend import on_cpu
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.fast.cuda import Cuda
 from wdjax.train.kernels.layers import Shape, shape_of
@@ -11,7 +10,7 @@ from wdjax.train.state.policy import Policy
 
 def engine_class(kernels: bool) -> type[Engine]:
     """Return the engine of this machine; `kernels` as in the configuration of the run."""
-    if jax.default_backend() == "cpu":
+    if on_cpu():
         return Cpu if kernels else Engine
     return Cuda
 

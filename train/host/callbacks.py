@@ -106,10 +106,14 @@ def close_callbacks(callbacks: Sequence[Callback]) -> None:
         getattr(callback, "close", lambda: None)()
 
 
-def goals_reached(stop_at: Mapping[str, float], row: Row) -> bool:
-    """Returns whether every metric of `stop_at` is at least its value in a row; a number that is not known is not."""
-    known = ((row.get(name), value) for name, value in stop_at.items())
-    return bool(stop_at) and all(found is not None and found >= value for found, value in known)
+def goals_reached(stop_at: Mapping[str, float], *rows: Row) -> bool:
+    """Return whether all metrics of `stop_at` reach their thresholds in one of the rows."""
+
+    def reached(row: Row) -> bool:
+        values = [(row.get(name), threshold) for name, threshold in stop_at.items()]
+        return all(value is not None and value >= threshold for value, threshold in values)
+
+    return bool(stop_at) and any(map(reached, rows))
 
 
 def require_goals(stop_at: Mapping[str, float], metrics: Sequence[str]) -> None:

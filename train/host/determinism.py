@@ -2,8 +2,7 @@
 
 import os
 
-import jax
-
+from wdjax.kernels.backend import on_cpu
 from wdjax.train.storage.switches import DETERMINISTIC as FLAG
 
 
@@ -23,4 +22,4 @@ def is_deterministic() -> bool:
 
 def forgets_determinism(before: bool) -> bool:
     """Whether a run that was deterministic before goes on where it is not."""
-    return before and not is_deterministic() and jax.default_backend() != "cpu"
+    return before and not is_deterministic() and not on_cpu()

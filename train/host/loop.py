@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from wdjax.train.config.schema import TrainConfig
@@ -20,7 +19,13 @@ from wdjax.train.host.programs import Program
 from wdjax.train.learner.bad_numbers import bad_in_a_row, ends_run, sound_updates
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import finish, require_saved, save
+from wdjax.train.storage.checkpoint import (
+    HostData,
+    copied,
+    finish,
+    require_saved,
+    save_state,
+)
 from wdjax.train.storage.metrics_log import MetricsLog, summarize
 
 Row = dict[str, Any]  # a line of metrics.jsonl
@@ -71,7 +76,7 @@ class Job:
     log: MetricsLog | None  # written by the first process only
     judge: Callable[[Chunk], Outcome]
     report: Callable[[list[Row]], None]  # called after every chunk, once its rows are written
-    host: Callable[[], dict[str, Any]] = dict  # content of a checkpoint beside the state
+    host: Callable[[], HostData] = HostData  # content of a checkpoint besides the state
     begin: Callable[[Chunk], Callable[[TrainState], Any] | None] = lambda chunk: None
     """what to start on the device with the state after a chunk, before the next one; None: the job does not read that
     state"""
@@ -158,12 +163,6 @@ def call(function: Callable, *arguments: Any) -> Future:
     return future
 
 
-@jax.jit
-def copied(state: TrainState) -> TrainState:
-    """Returns a copy of a state: the next chunk donates the state itself."""
-    return jax.tree.map(jnp.copy, state)
-
-
 def done_after(job: Job, before: int, parts: Sequence[Part]) -> int:
     """Returns how many updates are done after a chunk: of one that a bad update ends, those before that."""
     codes = parts[0].codes
@@ -221,12 +220,3 @@ def row_of_run(setup: Setup, chunk: Chunk) -> Row:
         "agent_steps_per_second": steps * agents / chunk.seconds,
         **summarize(chunk.parts[0].metrics),
     }
-
-
-def save_state(
-    manager: Any, step: int, state: TrainState, log: MetricsLog | None, host: Mapping[str, Any]
-) -> None:
-    """Starts to save a state, and beside it how much of metrics.jsonl goes with it and what else the host needs."""
-    if log:
-        log.sync()
-    save(manager, step, state, {"metrics_size": log.size if log else 0, **host})

@@ -42,6 +42,16 @@ def without_picture(name: str, say: Callable[[str], Any]) -> Iterator[None]:
         say(f"Warning: could not draw {name}: {one_line(error) or type(error).__name__}")
 
 
+def draw_pictures(run: Path, title: str, say: Callable[[str], None]) -> None:
+    """Draw curves.png, and opponents.png of a run with opponents; report their paths."""
+    with without_picture("curves.png", say):
+        curves = save_curves(run, title)
+        say(f"Wrote {curves}" if curves else f"No curves: {run}/metrics.jsonl is empty")
+    with without_picture("opponents.png", say):
+        if opponents := save_opponents(run, title):
+            say(f"Wrote {opponents}")
+
+
 def write_figure(figure: "Figure", file: str | Path | IO[Any], **options: Any) -> None:
     """Write a figure with every text as it is: a name with "$" is no formula, and what a font lacks is a box."""
     from matplotlib.text import Text
@@ -170,6 +180,35 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
             policy, _, name = field.rpartition("/")
             found.setdefault(f"{name.replace('_', ' ')} (scheduled)", {})[policy] = field
     return found
+
+
+class LiveCurve:
+    """The episode returns of a run during training, as a curve.
+
+    Args:
+        read: returns the rows of metrics.jsonl; called once, when the first picture is needed.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[Row]]):
+        self._read = read
+        self._rows: Sequence[Row] | None = None
+
+    def add(self, row: Row) -> None:
+        """Append a new row."""
+        if self._rows is not None:
+            self._rows = thinned([*self._rows, row])
+
+    def svg(self) -> str:
+        """Return the curve as an SVG element; "" without rows, or if it cannot be drawn."""
+        self._rows = self._read() if self._rows is None else self._rows
+        with contextlib.suppress(Exception):  # a picture must not end training
+            return svg_of_run(self._rows)
+        return ""
+
+
+def svg_of_run(rows: Sequence[Row]) -> str:
+    """Return the episode returns of a run as an SVG element, "" without rows."""
+    return as_svg(draw_run(thinned(rows), most=1)) if rows else ""
 
 
 def as_svg(figure: "Figure") -> str:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import one_line, require
+from wdjax.kernels.backend import on_cpu, on_gpu
 from wdjax.kernels.support import giving_up_kernels, listening
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
@@ -64,7 +65,7 @@ def words_of_kernels(heard: Mapping[str, str | None]) -> str:
     Args:
         heard: what there is to do -> why no kernel does it, None where one does (kernels/support.py).
     """
-    if jax.default_backend() == "cpu" or not heard:
+    if on_cpu() or not heard:
         return ""
     if heard.get(WHOLE, "") is None:  # then nobody acts beside it
         heard = {what: why for what, why in heard.items() if not what.startswith("acting")}
@@ -143,7 +144,7 @@ def compile_and_init(
         seed
     )  # not before: it needs the device, which may still be reserving memory
     # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
-    if jax.process_count() > 1 or jax.default_backend() == "cpu":
+    if jax.process_count() > 1 or on_cpu():
         return learner.init(key), *finish_chunk(*lowered)
     with ThreadPoolExecutor(
         1
@@ -162,7 +163,7 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     Args:
         alone: of one run; else of several side by side, whose launches are large.
     """
-    if jax.default_backend() != "gpu":
+    if not on_gpu():
         return {}
     if alone and are_used() and all(policy.engine.shape for policy in setup.policies.values()):
         order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not tried among collectives

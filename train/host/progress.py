@@ -170,6 +170,17 @@ def last_words(
     return f"{env_steps:,} env steps in {total:.1f} s ({speed}): {waited}.{f' {kernels}.' * bool(kernels)}"
 
 
+def early_end(config: TrainConfig, done: int, by_signal: bool, ended_by: str) -> str:
+    """Return the message of a run that ended and was saved after `done` updates.
+
+    Args:
+        ended_by: reason, if it was not a signal; "": another process ended the run.
+    """
+    how = "Stopped" if by_signal else f"Ended by {ended_by or 'another process'}"
+    steps = f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
+    return f"{how} and saved after {steps}.{GO_ON if by_signal else ''}"
+
+
 def words_of_run(config: TrainConfig, row: Mapping[str, Any]) -> str:
     """Returns what the bar of a run says after a chunk: env steps, env steps/s and mean episode returns."""
     returns = {name: row[f"{name}/episode_return"] for name in config.policies}

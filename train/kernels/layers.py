@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.kernels import pallas
+from wdjax.kernels.backend import on_cpu
 from wdjax.kernels.support import why_no_kernels
 from wdjax.overrides import overridden
 from wdjax.spaces import Dict
@@ -179,7 +180,7 @@ def why_unused() -> str | None:
     Said before anything is traced: on a CPU, tracing them would be time lost.
     """
     precision = jax.config.jax_default_matmul_precision
-    if jax.default_backend() == "cpu":
+    if on_cpu():
         return "there is no GPU"
     if precision not in (None, "default", "tensorfloat32"):
         return f"kernels round products to tf32, but jax_default_matmul_precision is {precision}"

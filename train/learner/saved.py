@@ -20,13 +20,9 @@ from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.train.storage.checkpoint import (
-    DamagedCheckpointError,
-    by_place,
-    open_checkpoints,
-    restore,
-)
+from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, restore
 from wdjax.train.storage.folder import load_run_config, read_made_with
+from wdjax.train.storage.leaves import by_place
 from wdjax.train.storage.switches import KEYS, require_same_switches
 from wdjax.yaml_reader import read_yaml
 

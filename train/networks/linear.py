@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wdjax.kernels.backend import on_cpu
+
 HEAD = 4
 """a layer with so many times fewer outputs than inputs is taken transposed"""
 
@@ -29,7 +31,7 @@ def product(
     """
     num_inputs, num_outputs = kernel.shape
     is_head = HEAD * num_outputs <= num_inputs
-    if jax.default_backend() != "cpu" or not (is_head or inputs.size * num_outputs <= FEW_PRODUCTS):
+    if not on_cpu() or not (is_head or inputs.size * num_outputs <= FEW_PRODUCTS):
         return jax.lax.dot_general(inputs, kernel, dimension_numbers, **options)
 
     def contract(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:

@@ -28,7 +28,7 @@ from wdjax.train.evaluation.evaluate import evaluate
 from wdjax.train.host.callbacks import Callback, MemberRun, call_callbacks, make_callbacks
 from wdjax.train.host.chunks import most_updates, play
 from wdjax.train.host.loggers import close_loggers
-from wdjax.train.host.loop import Chunk, Job, Outcome, Row, copied, train_chunks
+from wdjax.train.host.loop import Chunk, Job, Outcome, Row, train_chunks
 from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.learner import Learner, learner_of, make_learner
 from wdjax.train.learner.setup import require_config
@@ -53,6 +53,7 @@ from wdjax.train.state.metric import values_of
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import (
+    copied,
     delete_newer,
     open_checkpoints,
     restore,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from wdjax.checks import require, require_integer
+from wdjax.kernels.backend import on_cpu
 from wdjax.train.config.facts import static_part
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.memory import bytes_free, bytes_needed
@@ -48,7 +49,7 @@ def choose_num_devices(devices: int) -> int:
     available = jax.local_device_count()  # each process has populations of its own
     require_integer("devices", devices, 0)
     require_devices(devices, available)
-    return devices or (1 if jax.default_backend() == "cpu" else available)
+    return devices or (1 if on_cpu() else available)
 
 
 def most_devices(num_members: int) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from wdjax.checks import require
+from wdjax.kernels.backend import on_cpu
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import AXIS
 from wdjax.train.devices.packing import Packed, unpack
@@ -56,7 +57,7 @@ def choose_devices(config: TrainConfig) -> int:
         )
         return config.devices
     # the devices of a CPU share its cores
-    most = processes if jax.default_backend() == "cpu" else there
+    most = processes if on_cpu() else there
     numbers = [
         number for number in range(processes, most + 1, processes) if config.blocks % number == 0
     ]
@@ -78,7 +79,7 @@ def require_devices(devices: int, there: int, processes: int = 1) -> None:
     virtual = (
         f", or set XLA_FLAGS=--xla_force_host_platform_device_count={-(-devices // processes)}"
     )
-    remedy = f"Lower devices{virtual if jax.default_backend() == 'cpu' else ''}"
+    remedy = f"Lower devices{virtual if on_cpu() else ''}"
     require(devices <= there, "devices", devices, f"at most {there}: {found}. {remedy}")
 
 

@@ -21,7 +21,7 @@ from wdjax.train.config.facts import Fraction, in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.state.registry import read_config
-from wdjax.train.storage.switches import switches
+from wdjax.train.storage.switches import require_same_switches, switches
 from wdjax.version import __version__
 from wdjax.yaml_reader import flat, read_yaml
 
@@ -182,6 +182,21 @@ def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
     for name in sorted(before.keys() | after.keys()):
         if name.split(".")[0] not in RESUMABLE and before.get(name) != after.get(name):
             raise ValueError(f"{name} = {after.get(name)!r}: {where} {before.get(name)!r}")
+
+
+def require_own_run(workdir: Path, config: TrainConfig, trust: Collection[str]) -> TrainConfig:
+    """Return the configuration with the chunk size of the run in a folder.
+
+    Raises:
+        ValueError: if another configuration or other settings of jax started the run, or the folder
+            is not shared by all processes.
+    """
+    shared = (workdir / CONFIG).exists()
+    require(shared, "workdir", str(workdir), "a folder that all processes share")
+    begun, run = load_run_config(workdir, trust), f"the run in {workdir}"
+    require_same_run(begun, config, f"{run} was started with")
+    require_same_switches(read_made_with(workdir), run)
+    return with_size_of(begun, config)
 
 
 def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:

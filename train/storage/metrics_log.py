@@ -14,6 +14,7 @@ import numpy as np
 from wdjax.files import open_regular, read_text
 from wdjax.train.state.metric import Metric, rule_of, values_of
 
+METRICS = "metrics.jsonl"  # file in the folder of a run
 MOST_METRICS = 2**32  # bytes of a metrics.jsonl
 
 
@@ -165,7 +166,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         ValueError: naming file and line, if a line is not a JSON object.
     """
     path, rows = Path(path), []
-    path = path / "metrics.jsonl" if path.is_dir() else path
+    path = path / METRICS if path.is_dir() else path
     text = read_text(
         path, MOST_METRICS, errors="replace"
     )  # what is no text is no JSON, and has a line

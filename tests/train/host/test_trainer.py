@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import TIMING, assert_same_run, numbers, small_config
 
 from wdjax.train import Trainer, load_config, load_run, read_metrics
-from wdjax.train import trainer as trainers
+from wdjax.train.host import start
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -95,7 +95,7 @@ def test_resumed_run_equals_an_uninterrupted_one(whole_run, no_pictures, tmp_pat
 def test_resuming_a_finished_run_compiles_nothing(
     whole_run, no_pictures, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(trainers, "compile_chunk", lambda *_: pytest.fail("a program is compiled"))
+    monkeypatch.setattr(start, "compile_chunk", lambda *_: pytest.fail("a program is compiled"))
     folder = shutil.copytree(whole_run[0], tmp_path / "run")
     Trainer(small_config(), folder, resume=True).train()
     assert "run already has 768 of 768 env steps: nothing to do" in " ".join(
