@@ -16,8 +16,8 @@ from tiny_runs import small_config
 
 import wdjax
 from wdjax.tables import brief, html_table
-from wdjax.train import Trainer, make_learner
-from wdjax.train.host import progress
+from wdjax.train import make_learner
+from wdjax.train.host import plots, progress
 from wdjax.train.host.plots import draw_run, thinned
 
 CELL = """
@@ -125,22 +125,13 @@ def test_live_curves_are_thinned():
     assert len(thinned(rows[:2_001])) == 1_001
 
 
-def test_live_curves_read_metrics_once():
+def test_live_curves_read_metrics_once(monkeypatch):
     reads = []
-
-    class Run:  # attributes that the methods of Trainer use
-        config, callbacks, _shown = SimpleNamespace(policies={}, stop_at={}), (), None
-        history = property(lambda self: reads.append("metrics.jsonl") or [{"updates": 1}])
-
-        def _curve(self, rows):
-            return [row["updates"] for row in rows]
-
-    run = Run()
-    assert Trainer._live_curve(run) == [1]
-    Trainer._report(
-        run, lambda *_: None, [{"updates": 2, "env_steps": 8, "env_steps_per_second": 1.0}]
-    )
-    assert Trainer._live_curve(run) == [1, 2]
+    monkeypatch.setattr(plots, "svg_of_run", lambda rows: [row["updates"] for row in rows])
+    curve = plots.LiveCurve(lambda: reads.append("metrics.jsonl") or [{"updates": 1}])
+    assert curve.svg() == [1]
+    curve.add({"updates": 2})
+    assert curve.svg() == [1, 2]
     assert reads == ["metrics.jsonl"]
 
 
