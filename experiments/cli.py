@@ -33,10 +33,11 @@ import jax
 
 from wdjax.checks import did_you_mean, one_line, require
 from wdjax.console import Console, keep_output
+from wdjax.lazy import no_garbage_collection
 from wdjax.named import find_modules_here
 from wdjax.train import BadNumbersError, FailedCheckError
 from wdjax.train.devices.processes import STOPPED, is_one_of_several, leaving
-from wdjax.train.devices.startup import no_garbage_collection, wake_device
+from wdjax.train.devices.startup import wake_device
 from wdjax.version import __version__
 
 USAGE = """\

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     )
     from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
     from wdjax.train.networks.actor_critic import ActorCritic, Trunk
+    from wdjax.train.networks.distributions import Categorical, Gaussian
     from wdjax.train.networks.draws import sample_blocks
-    from wdjax.train.networks.encoders import encode, encoded_size, make_encoder
+    from wdjax.train.networks.encoders import FlatEncoder, encode, encoded_size, make_encoder
     from wdjax.train.networks.values import ValueNetwork
     from wdjax.train.state import (
         Context,
@@ -56,15 +57,16 @@ if TYPE_CHECKING:
     from wdjax.train.state.normalization import RunningStatistics, new_statistics, update_statistics
 
 __all__ = [
-    "A2C", "DDPG", "PPO", "ActorCritic", "Algorithm", "Assignment", "Batch", "Context",
-    "Evaluation", "Experience", "Hypers", "Memory", "Metric", "OnPolicy", "OnPolicyOptions",
-    "PPOOptions", "Policy", "PolicyConfig", "PolicyState", "Replay", "ReplayBatch", "Rollout",
-    "Rows", "RunningStatistics", "Schedule", "Steps", "Team", "TrainConfig", "TrainState", "Trunk",
-    "ValueNetwork", "all_rows", "any_of", "average", "block_keys", "block_numbers", "descend",
-    "draw_blocks", "encode", "encoded_size", "experience", "fit", "gae", "largest", "make_encoder",
-    "make_optimizer", "masked_mean", "masked_variance", "new_replay", "new_statistics",
-    "next_value", "normalize", "num_shards", "own_rows", "policy_terms", "sample_blocks",
-    "smallest", "static", "total", "traced", "update_statistics", "value_error",
+    "A2C", "DDPG", "PPO", "ActorCritic", "Algorithm", "Assignment", "Batch", "Categorical",
+    "Context", "Evaluation", "Experience", "FlatEncoder", "Gaussian", "Hypers", "Memory", "Metric",
+    "OnPolicy", "OnPolicyOptions", "PPOOptions", "Policy", "PolicyConfig", "PolicyState", "Replay",
+    "ReplayBatch", "Rollout", "Rows", "RunningStatistics", "Schedule", "Steps", "Team",
+    "TrainConfig", "TrainState", "Trunk", "ValueNetwork", "all_rows", "any_of", "average",
+    "block_keys", "block_numbers", "descend", "draw_blocks", "encode", "encoded_size", "experience",
+    "fit", "gae", "largest", "make_encoder", "make_optimizer", "masked_mean", "masked_variance",
+    "new_replay", "new_statistics", "next_value", "normalize", "num_shards", "own_rows",
+    "policy_terms", "sample_blocks", "smallest", "static", "total", "traced", "update_statistics",
+    "value_error",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

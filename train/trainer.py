@@ -13,8 +13,10 @@ from orbax.checkpoint import CheckpointManager
 
 from wdjax.checks import require
 from wdjax.console import Console
+from wdjax.drawing.figures import without_picture
 from wdjax.env_checker import check_env
 from wdjax.kernels.backend import on_cpu
+from wdjax.signals import stop_signals
 from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.processes import (
@@ -53,7 +55,6 @@ from wdjax.train.host.progress import (
     progress_bar,
     words_of_run,
 )
-from wdjax.train.host.signals import stop_signals
 from wdjax.train.host.start import start_run
 from wdjax.train.learner.bad_numbers import skipped_updates, what_was_skipped, why_it_ends
 from wdjax.train.learner.init import abstract_state
@@ -392,7 +393,7 @@ class Trainer:
         file, made = self.workdir / "episode.gif", self._background.get("episode")
         program = made.result() if made and not made.exception() else None
         without_drawing = contextlib.suppress(NotImplementedError)
-        with plots.without_picture("episode.gif", self._say), without_drawing:
+        with without_picture("episode.gif", self._say), without_drawing:
             seed = self.config.seed
             written = save_episode(self.learner, self.state, file, seed, program=program)
             self._say(f"Wrote {written}")

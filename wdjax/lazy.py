@@ -1,10 +1,12 @@
-"""Lazy imports of a package's public names, which make `import wdjax` fast and touch no device."""
+"""Lazy imports of public names, which touch no device, and imports without garbage collection."""
 
 import ast
+import contextlib
 import difflib
+import gc
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -48,3 +50,15 @@ def import_when_used(
         return f": did you mean {matches[0]}?" if matches else ""
 
     return get, lambda: sorted(home), home
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection, which would search imported modules again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

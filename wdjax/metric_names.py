@@ -1,6 +1,7 @@
 """Metric names: the built-in metrics, and the statistics of environments."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 USER = "user"  # prefix of environment statistics whose name collides
 EVALUATED = "eval"  # prefix of evaluation results
@@ -79,6 +80,21 @@ def free_name(name: str, space: str, taken: Callable[[str], bool]) -> str:
     while taken(name):
         name = f"{space}/{name}"
     return name
+
+
+def policies_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the policies with metrics in a row of metrics.jsonl."""
+    return [
+        name.split("/")[0]
+        for name in row
+        if name.endswith("/episode_return") and name.count("/") == 1
+    ]
+
+
+def spreads_of(row: Mapping[str, Any]) -> set[str]:
+    """Return the extremes and deviations of episode lengths and returns in a row."""
+    means = ["episode_length", *(f"{name}/episode_return" for name in policies_of(row))]
+    return {f"{mean}{end}" for mean in means for end in SPREAD if end}
 
 
 def statistic_names(

@@ -17,10 +17,8 @@ from flax import nnx
 from wdjax.envs.classic_control.cartpole import CartPole
 from wdjax.experiments.benchmarks.agreement import PARAMETERS, parameter_distance
 from wdjax.train import PPO, Learner, load_config, make_learner
-from wdjax.train.networks.actor_critic import ACTIVATIONS, ActorCritic, without_mask
-from wdjax.train.networks.distributions import Categorical
-from wdjax.train.networks.encoders import FlatEncoder
-from wdjax.train.state import Policy
+from wdjax.train.learning import ActorCritic, Categorical, FlatEncoder, Policy
+from wdjax.train.networks.actor_critic import ACTIVATIONS, without_mask
 
 UPDATES = 3
 

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from wdjax.console import Console
-from wdjax.metric_names import EVALUATED, STANDARD_ERROR, user_space
+from wdjax.metric_names import EVALUATED, STANDARD_ERROR, policies_of, user_space
 from wdjax.named import announced
 from wdjax.tables import brief
 from wdjax.train import (
@@ -24,7 +24,6 @@ from wdjax.train import (
     read_metrics,
 )
 from wdjax.train.config.facts import default_of, in_env_steps
-from wdjax.train.host.plots import policies_of
 from wdjax.train.state.registry import known_fields
 from wdjax.yaml_reader import flat, read_yaml
 

@@ -36,6 +36,7 @@ from wdjax.experiments.commands.matrix import matrix_tables, other_params
 from wdjax.experiments.report.curves import BAND, Row, draw_panels
 from wdjax.experiments.report.page import Section, folded, of_terminal, page
 from wdjax.files import write_text
+from wdjax.metric_names import spreads_of
 from wdjax.tables import html_table
 from wdjax.train import (
     Player,
@@ -45,7 +46,6 @@ from wdjax.train import (
     save_episode,
     statistics,
 )
-from wdjax.train.host.plots import spreads_of
 from wdjax.train.learner.saved import split_checkpoint
 from wdjax.train.storage.folder import RESUMABLE, require_held
 

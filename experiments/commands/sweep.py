@@ -24,9 +24,9 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.experiments.sweep.searching import Halving
+from wdjax.signals import stop_signals
 from wdjax.train import load_config, preset_path
 from wdjax.train.devices.processes import STOPPED
-from wdjax.train.host.signals import stop_signals
 
 
 @dataclasses.dataclass(frozen=True)

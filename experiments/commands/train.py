@@ -26,6 +26,7 @@ from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic
 from wdjax.kernels.backend import on_cpu
+from wdjax.lazy import no_garbage_collection
 from wdjax.train import (
     TrainConfig,
     change_config,
@@ -40,7 +41,6 @@ from wdjax.train import (
     read_config,
 )
 from wdjax.train.devices.processes import STOPPED, connect
-from wdjax.train.devices.startup import no_garbage_collection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
+from wdjax.drawing.figures import COLORS, count_env_steps, name_panel
 from wdjax.experiments.benchmarks.timing import Parser, machine
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.train import Fraction, Learner, TrainState, load_config, make_learner, preset_path
-from wdjax.train.host.plots import COLORS, count_env_steps, name_panel
 from wdjax.train.learner.saved import save_learned
 from wdjax.yaml_reader import flat, read_yaml
 

@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wdjax.drawing.figures import COLORS as OF_POLICIES
+from wdjax.drawing.figures import as_label, as_svg, count_env_steps, name_panel, tail
 from wdjax.drawing.scene import COLORS
 from wdjax.experiments.over_seeds import interval_of_mean
-from wdjax.train.host.plots import COLORS as OF_POLICIES
-from wdjax.train.host.plots import (
-    as_label,
-    as_svg,
-    count_env_steps,
-    name_panel,
-    policies_of,
-    quantities,
-    tail,
-)
+from wdjax.metric_names import policies_of
+from wdjax.train.host.plots import quantities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,11 @@ import jax.numpy as jnp
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.console import Console
+from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.experiments.sweep.table import draw_curves
 from wdjax.files import make_folder_inside, read_json, require_fields, write_text
+from wdjax.signals import stop_signals
 from wdjax.train import (
     Callback,
     Learner,
@@ -32,10 +34,8 @@ from wdjax.train import (
     read_metrics,
 )
 from wdjax.train.host.callbacks import close_callbacks, make_callbacks
-from wdjax.train.host.plots import without_picture
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
-from wdjax.train.host.signals import stop_signals
 from wdjax.train.storage.checkpoint import open_checkpoints, save
 from wdjax.train.storage.folder import write_config
 from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_integer, require_known
+from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.driver import Sweep, choose_metric, open_sweep, read_rows
 from wdjax.experiments.sweep.members import (
     Member,
@@ -37,7 +38,6 @@ from wdjax.train import (
     plain_config,
     with_hypers,
 )
-from wdjax.train.host.plots import without_picture
 from wdjax.train.state.hypers import OLD_BLOCK
 
 FACTORS = (0.8, 1.25)  # 0.8 * 1.25 = 1

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from wdjax.drawing.figures import as_label, count_env_steps, write_figure
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
 from wdjax.experiments.sweep.members import Member, Point, Row
 from wdjax.files import write_text
 from wdjax.train import read_metrics
-from wdjax.train.host.plots import as_label, count_env_steps, write_figure
 
 MOST_CURVES = 10  # matplotlib has ten colors
 CAPTION = (

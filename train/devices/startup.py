@@ -1,8 +1,6 @@
 """What shortens the time until a run begins."""
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,19 +8,6 @@ import jax
 
 from wdjax.checks import one_line
 from wdjax.train.devices.memory import share_memory
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Holds off the search for garbage: what is imported and traced stays, and Python would look through it time and
-    again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def in_thread(function: Callable, *arguments: Any) -> Future:

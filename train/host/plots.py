@@ -1,17 +1,21 @@
 """The learning curves of a run, and who was beaten in it, as pictures."""
 
 import contextlib
-import io
-import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from wdjax.checks import one_line
-from wdjax.drawing.scene import COLORS as PALETTE
-from wdjax.files import new_file
-from wdjax.metric_names import LENGTHS, SPREAD, user_space
+from wdjax.drawing.figures import (
+    COLORS,
+    as_label,
+    as_svg,
+    count_env_steps,
+    name_panel,
+    tail,
+    without_picture,
+    write_figure,
+)
+from wdjax.metric_names import LENGTHS, policies_of, user_space
 from wdjax.train.config.facts import is_scheduled
 from wdjax.train.host.loop import Row
 from wdjax.train.state.registry import known_fields
@@ -23,23 +27,11 @@ if TYPE_CHECKING:
 
 EXPLAINED = "explained variance of the value function [1 = perfect]"
 
-# As in the animation; other policies take matplotlib's own.
-COLORS = {"tagger": PALETTE["magenta"][0], "runner": PALETTE["blue"][0]}
-
 
 def import_drawing() -> None:
     """Imports what `save_curves` draws by, which takes as long as drawing."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
-
-
-@contextlib.contextmanager
-def without_picture(name: str, say: Callable[[str], Any]) -> Iterator[None]:
-    """Warn, instead of ending a run that is saved, where a picture cannot be drawn."""
-    try:
-        yield
-    except Exception as error:  # matplotlib and environments of users raise errors of any type
-        say(f"Warning: could not draw {name}: {one_line(error) or type(error).__name__}")
 
 
 def draw_pictures(run: Path, title: str, say: Callable[[str], None]) -> None:
@@ -50,32 +42,6 @@ def draw_pictures(run: Path, title: str, say: Callable[[str], None]) -> None:
     with without_picture("opponents.png", say):
         if opponents := save_opponents(run, title):
             say(f"Wrote {opponents}")
-
-
-def write_figure(figure: "Figure", file: str | Path | IO[Any], **options: Any) -> None:
-    """Write a figure with every text as it is: a name with "$" is no formula, and what a font lacks is a box."""
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        if (
-            text.get_text()
-        ):  # the numbers at an axis, which may be formulas, are not there before it is drawn
-            text.set_parse_math(False)
-            text.set_usetex(False)
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # a font lacks a letter, or long names leave no room for axes
-        if isinstance(file, str | Path):
-            with new_file(file) as stream:
-                figure.savefig(stream, format="png", **options)
-        else:
-            figure.savefig(file, **options)
-
-
-def as_label(name: str) -> str:
-    """Return a name for a legend, which leaves out those that begin with an underscore."""
-    return f" {name}" if name.startswith("_") else name
 
 
 def save_curves(run: str | Path, title: str = "") -> Path | None:
@@ -127,21 +93,6 @@ def draw_run(
         count_env_steps(panel)
         panel.tick_params(labelbottom=True)  # also above a place that is empty
     return figure
-
-
-def spreads_of(row: Row) -> set[str]:
-    """Return the extremes and deviations of episode lengths and returns in a row of metrics.jsonl."""
-    means = ["episode_length", *(f"{name}/episode_return" for name in policies_of(row))]
-    return {f"{mean}{end}" for mean in means for end in SPREAD if end}
-
-
-def policies_of(row: Row) -> list[str]:
-    """Returns the policies that a row of metrics.jsonl tells of."""
-    return [
-        name.split("/")[0]
-        for name in row
-        if name.endswith("/episode_return") and name.count("/") == 1
-    ]
 
 
 def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
@@ -211,28 +162,6 @@ def svg_of_run(rows: Sequence[Row]) -> str:
     return as_svg(draw_run(thinned(rows), most=1)) if rows else ""
 
 
-def as_svg(figure: "Figure") -> str:
-    """Returns a figure as an SVG element for a page of either color scheme: on the page's ground, in its text color."""
-    import matplotlib
-
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        write_figure(figure, text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :].replace(
-        "<svg ", '<svg fill="currentColor" style="max-width: 100%" ', 1
-    )
-    colors = {
-        light.lower(): f"var(--{name}, {light})" for name, (light, _) in PALETTE.items()
-    }  # pages set --blue
-    colors |= {"#000000": "currentColor", "#ffffff": "var(--paper, transparent)"}
-
-    def in_tag(tag: re.Match) -> str:
-        return re.sub("#[0-9a-f]{6}", lambda color: colors.get(color[0], color[0]), tag[0])
-
-    return re.sub("<[^>]*>", in_tag, svg)  # a name that reads "#000000" stands between tags
-
-
 def save_opponents(run: str | Path, title: str = "") -> Path | None:
     """Draws opponents.png of a run from its metrics.jsonl: how often the others beat whoever played in the place of a
     policy, and with which return. Returns its path; None where nobody did."""
@@ -266,26 +195,6 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
     path = run / "opponents.png"
     write_figure(figure, path, dpi=120)
     return path
-
-
-def name_panel(axes: "Axes", label: str) -> None:
-    """Writes over a panel what it shows, with the unit, and draws a faint grid in place of a frame."""
-    axes.set_title(label, loc="left", fontsize="medium")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-
-
-def count_env_steps(axes: "Axes") -> None:
-    """Names the axis of env steps, and writes its numbers short enough to stand side by side: 250k, 1.5M."""
-    from matplotlib.ticker import EngFormatter
-
-    axes.set_xlabel("env steps")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def tail(name: str, length: int = 36) -> str:
-    """Returns the end of a name that a legend has no room for: a run's whole path would leave none for its curves."""
-    return name if len(name) <= length else f"…{name[1 - length :]}"
 
 
 def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label: str) -> None:

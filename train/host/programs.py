@@ -14,9 +14,9 @@ import numpy as np
 from wdjax.checks import one_line, require
 from wdjax.kernels.backend import on_cpu, on_gpu
 from wdjax.kernels.support import giving_up_kernels, listening
+from wdjax.lazy import no_garbage_collection
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
-from wdjax.train.devices.startup import no_garbage_collection
 from wdjax.train.kernels.layers import are_used
 from wdjax.train.kernels.rollout import WHOLE
 from wdjax.train.learner.learner import Learner, run_up_to

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from wdjax.checks import require_key
-from wdjax.train.devices.startup import no_garbage_collection
+from wdjax.lazy import no_garbage_collection
 from wdjax.train.rollout.opponents import init_opponents, pool_of
 from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.hypers import run_hypers

@@ -21,6 +21,7 @@ import numpy as np
 from wdjax.checks import require, require_integer
 from wdjax.console import Console
 from wdjax.files import write_text
+from wdjax.signals import stop_signals
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.evaluation.episodes import Episodes
@@ -29,7 +30,6 @@ from wdjax.train.host.callbacks import Callback, MemberRun, call_callbacks, make
 from wdjax.train.host.chunks import most_updates, play
 from wdjax.train.host.loggers import close_loggers
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, train_chunks
-from wdjax.train.host.signals import stop_signals
 from wdjax.train.learner.learner import Learner, learner_of, make_learner
 from wdjax.train.learner.setup import require_config
 from wdjax.train.population.chunks import (

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from wdjax.lazy import no_garbage_collection
 from wdjax.train import load_config, make_learner
-from wdjax.train.devices.startup import find_devices, no_garbage_collection, wake_device
+from wdjax.train.devices.startup import find_devices, wake_device
 
 
 def wake():

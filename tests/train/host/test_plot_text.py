@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from wdjax.train.host.plots import as_svg, draw_run, without_picture, write_figure
+from wdjax.drawing.figures import as_svg, without_picture, write_figure
+from wdjax.train.host.plots import draw_run
 
 NAMES = ["$\\frac{$", "$x$", "_hidden", "a\nb", "日本", "{0} %s"]
 

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 from tiny_runs import assert_same_run, small_config
 
+from wdjax.signals import stop_signals
 from wdjax.train import Trainer, load_run, read_metrics
 from wdjax.train import trainer as trainer_module
 from wdjax.train.host import programs as chunks
-from wdjax.train.host.signals import stop_signals
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "no_pictures")]
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a run ends between two chunks, and saves."""
+"""Ctrl-C, SIGTERM and SIGHUP, which end a run after the current chunk, saved."""
 
 import contextlib
 import signal
@@ -11,20 +11,21 @@ from wdjax.console import Console
 
 @contextlib.contextmanager
 def stop_signals(console: Console) -> Iterator[threading.Event]:
-    """Gives an event that the first Ctrl-C, SIGTERM or SIGHUP (the terminal is closed; not under nohup, which ignores
-    it) sets; a Ctrl-C after that interrupts at once."""
+    """Yield an event that the first Ctrl-C, SIGTERM or SIGHUP sets. The next Ctrl-C interrupts.
+
+    SIGHUP, sent when the terminal closes, is ignored under nohup.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may handle signals: a notebook's cell in a thread goes without
+        yield stop  # only the main thread may handle signals
         return
 
     def request(number: int, frame: Any) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
-        with contextlib.suppress(
-            RuntimeError, OSError
-        ):  # it came while something was printed, or nobody listens
+        # during another print, or after the terminal has closed
+        with contextlib.suppress(RuntimeError, OSError):
             console.print(
                 "Stopping after this chunk. Press Ctrl-C again to stop at once without saving."
             )
@@ -36,5 +37,5 @@ def stop_signals(console: Console) -> Iterator[threading.Event]:
     try:
         yield stop
     finally:
-        for number, handler in before.items():  # None: one that Python has not set, and cannot
+        for number, handler in before.items():  # None: a handler that Python did not install
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
