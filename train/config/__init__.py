@@ -1,1 +1,1 @@
-"""What a run is: dataclasses, read from YAML strictly."""
+"""Configuration of a run: dataclasses, read from YAML."""

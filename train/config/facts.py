@@ -1,9 +1,9 @@
 """Metadata of configuration fields, and the functions that read it.
 
-    gamma: float = traced(0.99)                  # a leaf of TrainState.hypers: swept under vmap without recompilation
-    learning_rate: Schedule = traced(3e-4)       # traced, and may be a schedule (by its type)
-    twin_critics: bool = static(False, read=True)    # affects how parameters are used: must match if they are shared
-    n_step: int = static(1, allowed="at least 1")    # other values raise an error with this text
+    gamma: float = traced(0.99)                    # a leaf of TrainState.hypers, swept with vmap
+    learning_rate: Schedule = traced(3e-4)         # traced; may be a schedule (by its type)
+    twin_critics: bool = static(False, read=True)  # policies that share parameters must agree
+    n_step: int = static(1, allowed="at least 1")  # other values raise an error with this text
 
 The options of an algorithm are a dataclass with such fields.
 """
@@ -11,16 +11,21 @@ The options of an algorithm are a dataclass with such fields.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wdjax.checks import require
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Dataclass = DataclassInstance | type[DataclassInstance]
+
 
 class Fraction(tuple):
-    """A schedule as (fraction of the run, value) pairs, in YAML `{fraction: [[0, 1e-3], [1, 0]]}`."""
+    """A schedule over the run: (fraction, value) pairs, as in `{fraction: [[0, 1e-3], [1, 0]]}`."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fraction) and tuple(self) == tuple(other)
@@ -34,14 +39,16 @@ class Fraction(tuple):
         return repr({"fraction": [list(point) for point in self]})
 
     def in_env_steps(self, total: int) -> tuple[tuple[float, float], ...]:
-        """Return the schedule in env steps of a run of `total`, rounded; of points at one step the last wins."""
+        """Return the schedule in env steps of a run of `total`, rounded.
+
+        If several points have the same step, the last one is used.
+        """
         return tuple({float(round(position * total)): value for position, value in self}.items())
 
 
-# A constant; or (env_step, value) pairs, linear between and constant outside; or pairs over fractions of the run.
+# A constant; (env_step, value) pairs, linear between them and constant outside; or a `Fraction`.
 Schedule = float | tuple[tuple[float, float], ...] | Fraction
 
-Config = TypeVar("Config")
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -59,14 +66,16 @@ _RULES: dict[str, Callable[[Any], bool]] = {
 
 
 def traced(default: Any, logged: bool = True, allowed: str = "") -> Any:
-    """Return a dataclass field for a traced hyperparameter, which becomes a leaf of `TrainState.hypers`.
+    """Return a dataclass field for a traced hyperparameter.
 
-    Traced hyperparameters can be swept with vmap and changed without recompiling.
+    It becomes a leaf of `TrainState.hypers`, which can be swept with vmap and changed without
+    recompilation.
 
     Args:
         default: default value.
         logged: whether metrics include the current value of a schedule.
-        allowed: condition on the value, for example "at least 0 and below 1", checked and shown in errors.
+        allowed: condition on the value, for example "at least 0 and below 1", checked and shown in
+            errors.
     """
     return dataclasses.field(
         default=default, metadata={"traced": True, "logged": logged, "allowed": allowed}
@@ -76,14 +85,16 @@ def traced(default: Any, logged: bool = True, allowed: str = "") -> Any:
 def static(
     default: Any, read: bool = False, allowed: str = "", code: bool = False, flat: bool = False
 ) -> Any:
-    """Return a field that determines shapes or code paths.
+    """Return a dataclass field that determines shapes or code paths.
 
     Args:
         default: default value, or a function that returns it.
-        read: whether the field affects how parameters are used. Policies that share parameters must agree on it.
+        read: whether the field affects how parameters are used. Policies that share parameters must
+            agree on it.
         allowed: as for `traced`.
         code: whether the field may name code to import, "package.module:Name" (config/trust.py).
-        flat: whether the fields of its value are named without its own name: "clip", not "options.clip".
+        flat: whether names of fields inside the value omit the name of this field: "clip", not
+            "options.clip".
     """
     facts = {"read": read, "allowed": allowed, "code": code, "flat": flat}
     if callable(default):
@@ -118,15 +129,23 @@ def is_required(field: dataclasses.Field) -> bool:
 
 def default_of(field: dataclasses.Field) -> Any:
     """Return the default of a field."""
-    return (
-        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    )
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 def leaves(
-    config: Any, path: str = "", inside: tuple[dataclasses.Field, ...] = ()
+    config: "Dataclass", path: str = "", inside: tuple[dataclasses.Field, ...] = ()
 ) -> Iterator[tuple[str, tuple[dataclasses.Field, ...], Any]]:
-    """Yield (dotted name after `path`, enclosing fields and the field, value) for every leaf of a configuration."""
+    """Yield every leaf of a configuration.
+
+    Args:
+        config: the configuration, or a part of one.
+        path: prefix of the names.
+        inside: enclosing fields.
+
+    Yields:
+        (dotted name, enclosing fields and the field, value).
+    """
     for field in dataclasses.fields(config):
         name, fields, value = f"{path}{field.name}", (*inside, field), getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -135,8 +154,8 @@ def leaves(
             yield name, fields, value
 
 
-def changed(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name after `path`, value) of non-default fields, also inside mappings of configurations."""
+def changed(config: "Dataclass", path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield (dotted name after `path`, value) of all fields that differ from their defaults."""
     for name, fields, value in leaves(config, path):
         if isinstance(value, Mapping) and any(map(dataclasses.is_dataclass, value.values())):
             for key, inside in value.items():
@@ -145,14 +164,15 @@ def changed(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def static_part(config: Config) -> Config:
-    """Return a configuration with all traced fields at their defaults: the part that a compiled program depends on.
+def static_part(config: Any) -> Any:
+    """Return a configuration with all traced fields at their defaults.
 
-    A value that is not a dataclass, such as the empty options of an algorithm, is returned unchanged.
+    A compiled program depends only on this part. A value that is not a dataclass, such as the empty
+    options of an algorithm, is returned unchanged.
     """
-    changes = {}
-    if not dataclasses.is_dataclass(config):
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
+    changes = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if is_traced(field):
@@ -162,55 +182,54 @@ def static_part(config: Config) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def read_part(config: Any) -> dict[str, Any]:
+def read_part(config: "Dataclass") -> dict[str, object]:
     """Return dotted name -> value of the fields that affect how parameters are used."""
     return {
         name: value for name, fields, value in leaves(config) if fields[-1].metadata.get("read")
     }
 
 
-def require_allowed(path: str, config: Any) -> None:
-    """Raise ValueError for a value that is not allowed and for an invalid schedule, naming the field after `path`."""
+def require_allowed(path: str, config: "Dataclass") -> None:
+    """Raise ValueError for an invalid value of any field (`require_value`).
+
+    Args:
+        path: prefix of the names of fields in the message.
+        config: the configuration, or a part of one.
+    """
     for name, (*_, field), value in leaves(config, path):
         require_value(name, field, value)
 
 
 def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
-    """Raise ValueError for a value that is not allowed and for an invalid schedule, naming the field `name`."""
-    allowed, values = (
-        field.metadata.get("allowed", ""),
-        value if isinstance(value, tuple) else (value,),
-    )
-    if is_scheduled(field):
-        values = [number for _, number in points_of(value)]
+    """Raise ValueError, with the `name` of the field, for a value that is not allowed."""
+    allowed, scheduled = field.metadata.get("allowed", ""), is_scheduled(field)
+    values = value if isinstance(value, tuple) else (value,)
+    if scheduled:
+        values = tuple(number for _, number in points_of(value))
     is_nan = any(isinstance(number, float) and math.isnan(number) for number in values)
-    require(is_scheduled(field) or not is_nan, name, value, allowed or "a number, not nan")
+    require(scheduled or not is_nan, name, value, allowed or "a number, not nan")
     rules = [rule for phrase, rule in _RULES.items() if phrase in allowed]
     require(all(rule(number) for rule in rules for number in values), name, value, allowed)
-    if is_scheduled(field):
+    if scheduled:
         require_schedule(name, value)
 
 
-def require_schedule(path: str, schedule: Any) -> None:
-    """Raise ValueError for a schedule that is empty, unsorted, negative or not finite, naming the field `path`."""
+def require_schedule(path: str, schedule: Schedule) -> None:
+    """Raise ValueError, with the field `path`, unless a schedule is sorted, finite and positive."""
     points = points_of(schedule)
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
     is_valid = all(0 <= number <= _LARGEST for number in steps + values)
     require(is_valid, path, schedule, "finite and at least 0, within the range of float32")
-    require(
-        all(a < b for a, b in itertools.pairwise(steps)),
-        path,
-        schedule,
-        "sorted by env_step, without duplicates",
-    )
+    is_sorted = all(a < b for a, b in itertools.pairwise(steps))
+    require(is_sorted, path, schedule, "sorted by env_step, without duplicates")
 
 
-def in_env_steps(config: Any, total: int, old: Any = None) -> Any:
+def in_env_steps(config: Any, total: int, old: object = None) -> Any:
     """Convert all schedules of a configuration, or of a part of one, to env steps.
 
-    A resumed run keeps its original schedules even if its length changed: a schedule in fractions is replaced by the
-    one of `old` if the two are proportional.
+    A resumed run keeps its original schedules even if its length changed: a schedule in fractions
+    is replaced by the one of `old` if the two are proportional.
 
     Args:
         config: the configuration, or a part of one.
@@ -218,35 +237,32 @@ def in_env_steps(config: Any, total: int, old: Any = None) -> Any:
         old: the same part of the configuration that the run started with; None for a new run.
     """
     if isinstance(config, Fraction):
-        return old if _in_proportion(config, old) else config.in_env_steps(total)
-    if isinstance(config, Mapping):
-        parts = {name: in_env_steps(part, total, _part(old, name)) for name, part in config.items()}
-        return config if all(parts[name] is config[name] for name in parts) else parts
-    if not dataclasses.is_dataclass(config):
+        return old if _is_proportional(config, old) else config.in_env_steps(total)
+    is_mapping = isinstance(config, Mapping)
+    if not (is_mapping or dataclasses.is_dataclass(config)):
         return config
-    parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    parts = {
-        name: (part, in_env_steps(part, total, _part(old, name))) for name, part in parts.items()
-    }
-    changes = {name: new for name, (part, new) in parts.items() if new is not part}
-    return dataclasses.replace(config, **changes) if changes else config
+    names = list(config) if is_mapping else [field.name for field in dataclasses.fields(config)]
+    parts = {name: _part(config, name) for name in names}
+    new = {name: in_env_steps(part, total, _part(old, name)) for name, part in parts.items()}
+    changes = {name: part for name, part in new.items() if part is not parts[name]}
+    if not changes:
+        return config
+    return new if is_mapping else dataclasses.replace(config, **changes)
 
 
-def _part(config: Any, name: str) -> Any:
+def _part(config: object, name: str) -> Any:
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
-def _in_proportion(fraction: Fraction, old: Any) -> bool:
-    """Return whether a schedule in env steps equals one in fractions for some run length, up to rounding."""
+def _is_proportional(fraction: Fraction, old: object) -> bool:
+    """Return whether rounding a schedule in fractions, for some run length, gives `old`."""
     if type(old) is not tuple or [value for _, value in old] != [value for _, value in fraction]:
         return False
     total = old[-1][0] / fraction[-1][0] if fraction[-1][0] else 0.0
-    return all(
-        abs(step - position * total) <= 1
-        for (step, _), (position, _) in zip(old, fraction, strict=True)
-    )
+    pairs = zip(old, fraction, strict=True)
+    return all(abs(step - position * total) <= 1 for (step, _), (position, _) in pairs)
 
 
-def points_of(schedule: Any) -> Any:
+def points_of(schedule: Schedule) -> Sequence[tuple[float, float]]:
     """Return the (env_step, value) pairs of a schedule; a number is one pair at env step 0."""
     return [(0.0, schedule)] if isinstance(schedule, (int, float)) else schedule

@@ -1,60 +1,77 @@
-"""From YAML to dataclasses, strictly: unknown names and wrong types are refused, in words."""
+"""Conversion of nested mappings to dataclasses. Unknown names and wrong types are errors."""
 
 import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from wdjax.checks import did_you_mean, require
 from wdjax.train.config.facts import Fraction, is_required
 
-SHORT = {"lr": "learning_rate"}  # what many type -> the field's name here
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SHORT = {"lr": "learning_rate"}  # abbreviation -> name of the field
+WARP_DRIVE = (
+    "this is a WarpDrive configuration, which wdjax does not read. docs/from_warp_drive.md lists "
+    "the wdjax field for each of its fields"
+)
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
-def from_mapping(cls: type, values: Any, path: str = "") -> Any:
-    """Builds a dataclass from nested mappings, strictly; `path` stands before the names in messages.
+def from_mapping(cls: type[T], values: Any, path: str = "") -> T:
+    """Build a dataclass from nested mappings, or check an instance that was built in Python.
 
-    An instance of the class is checked likewise: Python lets anything into a field.
+    Args:
+        cls: the dataclass.
+        values: mapping of its fields, or an instance.
+        path: prefix of the names of fields in messages.
+
+    Raises:
+        ValueError: for an unknown or missing field, with the closest name.
+        TypeError: for a value of another type.
     """
+    fields = dataclasses.fields(cls)
     if isinstance(values, cls):
-        values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-    require(
-        isinstance(values, Mapping),
-        path.rstrip(".") or cls.__name__,
-        values,
-        "a mapping of fields",
-        TypeError,
-    )
+        values = {field.name: getattr(values, field.name) for field in fields}
+    where = path.rstrip(".") or cls.__name__
+    require(isinstance(values, Mapping), where, values, "a mapping of fields", TypeError)
     hints = typing.get_type_hints(cls)
     for name in values:
         if name not in hints:
             if "policies" in hints and {"trainer", "policy"} & set(values):
-                words = "this is a WarpDrive configuration, which wdjax does not read. docs/from_warp_drive.md"
-                raise ValueError(
-                    f"unknown field {name}: {words} lists the wdjax field for each of its fields"
-                )
+                raise ValueError(f"unknown field {name}: {WARP_DRIVE}")
             raise unknown_field(path, name, hints)
-    for field in dataclasses.fields(cls):
+    for field in fields:
         if is_required(field) and field.name not in values:
             raise ValueError(f"field {path}{field.name} is missing")
-    return cls(
-        **{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()}
-    )
+    read = {name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()}
+    return cls(**read)
 
 
-def unknown_field(path: str, name: Any, hints: Mapping[str, Any]) -> ValueError:
-    """Return the error for a field that is not in `hints`, {name: type}, with the closest one, also inside of these."""
+def unknown_field(path: str, name: Any, hints: Mapping[str, object]) -> ValueError:
+    """Return the error for an unknown field, with the closest known one.
+
+    Args:
+        path: prefix of the name in the message.
+        name: the unknown name.
+        hints: known name -> type; fields of these types are known, too.
+    """
     short = SHORT.get(name, str(name))
-    blocks = [
-        block for block, hint in hints.items() if short in getattr(hint, "__dataclass_fields__", ())
-    ]
+    fields = {block: getattr(hint, "__dataclass_fields__", ()) for block, hint in hints.items()}
+    blocks = [block for block, inside in fields.items() if short in inside]
     near = f"did you mean '{blocks[0]}.{short}'?" if blocks else did_you_mean(short, hints)
     return ValueError(f"unknown field {f'{path}{name}' or repr(name)}: {near}")
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:
-    """Returns `value` as the type of `hint`; raises TypeError with the field's path and what is allowed."""
+    """Return `value` as the type of `hint`.
+
+    Raises:
+        TypeError, ValueError: with the `path` of the field and the allowed values.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -63,9 +80,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             raise ValueError(f"{path} = {value!r}: {did_you_mean(str(value), map(str, arguments))}")
         return value
     if origin in (typing.Union, types.UnionType):
-        written = isinstance(value, Mapping) and not any(
-            isinstance(name, float | int) for name in value
-        )  # {0: 1e-3}
+        # {fraction: [...]}, but not {0: 1e-3}
+        written = isinstance(value, Mapping) and all(not isinstance(n, float | int) for n in value)
         if Fraction in arguments and (written or isinstance(value, Fraction)):
             return _convert_fraction(value, path)
         return _convert_union(arguments, value, path)
@@ -80,12 +96,12 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         require(len(types_) == len(value), path, value, f"a list of {len(types_)} items", TypeError)
         pairs = zip(types_, value, strict=True)
         return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(pairs))
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_mapping(hint, value, f"{path}.")
     return _convert_plain(hint, value, path)
 
 
-def _convert_union(hints: tuple, value: Any, path: str) -> Any:
+def _convert_union(hints: tuple[object, ...], value: object, path: str) -> object:
     for hint in hints:
         try:
             return convert(hint, value, path)
@@ -108,7 +124,7 @@ def _convert_fraction(value: Fraction | Mapping, path: str) -> Fraction:
         raise TypeError(f"{path} = {value!r}: must be {_words(Fraction)}") from None
 
 
-def _convert_plain(hint: type, value: Any, path: str) -> Any:
+def _convert_plain(hint: type, value: object, path: str) -> object:
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return float(value)  # PyYAML reads 1e-4 as text
@@ -122,6 +138,7 @@ def _convert_plain(hint: type, value: Any, path: str) -> Any:
 
 
 def _words(hint: Any) -> str:
+    """Return the values of a type, for messages."""
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
     if hint is Fraction:
@@ -130,27 +147,29 @@ def _words(hint: Any) -> str:
     return names.get(hint, "a list of [env_step, value] pairs")
 
 
-def set_dotted(raw: dict[str, Any], name: str, value: Any) -> None:
-    """Sets raw["a"]["b"] for the name "a.b"; a new policy or parameter may be added, a wrong field is found later."""
+def set_dotted(raw: dict[str, Any], name: str, value: object) -> None:
+    """Set raw["a"]["b"] for the name "a.b". Unknown fields are added: `from_mapping` checks."""
     *parents, last = name.split(".")
     for depth, parent in enumerate(parents):
         inner = raw.get(parent, {})
         if not isinstance(inner, Mapping):
+            outer = ".".join(parents[: depth + 1])
             inside = ".".join([*parents[depth + 1 :], last])
-            raise TypeError(
-                f"{'.'.join(parents[: depth + 1])} = {inner!r}: must be a mapping to have a field {inside}"
-            )
+            raise TypeError(f"{outer} = {inner!r}: must be a mapping to have a field {inside}")
         raw[parent] = dict(inner)
         raw = raw[parent]
     raw[last] = value
 
 
 def register(kind: str, table: dict[str, Any], name: str, found: type) -> None:
-    """Puts a class in a table under a name; raises ValueError for one that holds ":" or belongs to another class."""
+    """Add a class to a table.
+
+    Raises:
+        ValueError: if the name contains ":" or belongs to another class.
+    """
     require(isinstance(name, str) and name and ":" not in name, "name", name, "a name without ':'")
     known = table.get(name, found)
-    again = (
-        getattr(known, "__qualname__", None) == found.__qualname__
-    )  # a notebook's cell makes its class anew
+    # a cell of a notebook that runs again defines its class again
+    again = getattr(known, "__qualname__", None) == found.__qualname__
     require(known == found or again, "name", name, f"a name that is not used by another {kind}")
     table[name] = found

@@ -1,7 +1,9 @@
-"""Run configuration as frozen dataclasses. A preset is a YAML file with these fields (`wdjax.train.load_config`).
+"""Run configuration as frozen dataclasses. A preset is a YAML file with these fields
+(`wdjax.train.load_config`).
 
-`traced` fields become leaves of `TrainState.hypers` and can be swept under vmap without recompilation. All other
-fields are static: they determine shapes and code paths. Field metadata is defined in config/facts.py.
+`traced` fields become leaves of `TrainState.hypers` and can be swept under vmap without
+recompilation. All other fields are static: they determine shapes and code paths. Field metadata is
+defined in config/facts.py.
 """
 
 import dataclasses
@@ -53,37 +55,43 @@ class PolicyConfig:
     """Configuration of one policy: its agents, algorithm, network, opponents, optimizer and options."""
 
     agents: tuple[str, ...] = ()
-    """Agents that the policy controls: a group, a slice of a group ("runner[0:50]"), or every agent of a group
-    individually ("runner[*]"). Empty: the group with the policy's name."""
+    """Agents that the policy controls: a group, a slice of a group ("runner[0:50]"), or every agent
+    of a group individually ("runner[*]"). Empty: the group with the policy's name."""
     agent_type_feature: bool = False
-    """Append a one-hot vector to the network's input that identifies the entry of `agents` to which an agent belongs.
-    Useful for a policy of several groups. With "runner[*]" it is the agent id."""
+    """Append a one-hot vector to the network's input that identifies the entry of `agents` to which
+    an agent belongs. Useful for a policy of several groups. With "runner[*]" it is the agent id."""
     algorithm: str = static("PPO", code=True)
-    """A2C: one gradient step on the whole rollout. PPO: epochs of minibatches with a clipped ratio. DDPG: off-policy,
-    from a replay buffer. Or a custom algorithm: a name registered by `register_algorithm`, or
-    "package.module:Class"."""
+    """A2C: one gradient step on the whole rollout. PPO: epochs of minibatches with a clipped ratio.
+    DDPG: off-policy, from a replay buffer. Or a custom algorithm: a name registered by
+    `register_algorithm`, or "package.module:Class"."""
     trainable: bool = True
     """Update the policy. false: it acts with fixed parameters."""
     checkpoint: str = ""
-    """Initial parameters of a new run: "runs/a" (newest checkpoint, policy of the same name), "runs/a@best" or
-    "runs/a@120" (a specific checkpoint), "runs/a:other" (another policy), "reference:tag_continuous" (a bundled run).
+    """Initial parameters of a new run: "runs/a" (newest checkpoint, policy of the same name),
+    "runs/a@best" or "runs/a@120" (a specific checkpoint), "runs/a:other" (another policy),
+    "reference:tag_continuous" (a bundled run).
     Empty: random initialization."""
     past_selves: int = static(0, allowed="at least 0 and below 2**31")
-    """Number of snapshots of the policy that are kept as opponents for other policies (self-play). 0: none."""
+    """Number of snapshots of the policy that are kept as opponents for other policies (self-play).
+    0: none."""
     past_selves_every: int = static(10, allowed=_COUNT)
     """Updates between snapshots of the policy. A new snapshot replaces the oldest."""
     past_selves_fraction: Schedule = traced(0.5, logged=False, allowed="at least 0 and below 1")
-    """Probability that a snapshot acts in place of the policy in a block of replicas during a rollout. The policy does
-    not learn from these replicas. A number or a schedule of [env_step, value] pairs."""
+    """Probability that a snapshot acts in place of the policy in a block of replicas during a
+    rollout. The policy does not learn from these replicas. A number or a schedule of [env_step,
+    value] pairs."""
     opponents: dict[str, Schedule] = static(dict)
-    """Opponents that act in place of this policy while other policies learn: name -> share of the blocks of replicas, a
-    number or a schedule of [env_step, value] pairs. A name is a script of the environment, "random", or a saved policy
-    with the same network, written as for `checkpoint` (a run path must contain "/")."""
+    """Opponents that act in place of this policy while other policies learn: name -> share of the
+    blocks of replicas, a number or a schedule of [env_step, value] pairs. A name is a script of the
+    environment, "random", or a saved policy with the same network, written as for `checkpoint` (a
+    run path must contain "/")."""
     opponents_every: int = static(1, allowed=_COUNT)
-    """Resample the opponent every N rollouts. Episodes shared by two opponents are excluded from win rates."""
+    """Resample the opponent every N rollouts. Episodes shared by two opponents are excluded from
+    win rates."""
     opponents_priority: float = static(0.0, allowed="finite and at least 0")
-    """Exponent p of prioritized opponent sampling: each opponent's probability is proportional to its share times (1 -
-    win rate of the other policies against it)^p. 0: proportional to its share."""
+    """Exponent p of prioritized opponent sampling: each opponent's probability is proportional to
+    its share times (1 - win rate of the other policies against it)^p. 0: proportional to its share.
+    """
     network: NetworkConfig = NetworkConfig()
     """Network architecture."""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
@@ -91,15 +99,16 @@ class PolicyConfig:
     optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
     """Epsilon in the denominator of adam and rmsprop."""
     learning_rate: Schedule = traced(3e-4)
-    """Learning rate: a number, a schedule [[env_step, value], ...], or a schedule over the run {fraction: [[0, value],
-    ..., [1, value]]}."""
+    """Learning rate: a number, a schedule [[env_step, value], ...], or a schedule over the run
+    {fraction: [[0, value], ..., [1, value]]}."""
     max_grad_norm: float = traced(0.5, allowed="above 0")
     """Maximum global norm of gradients; larger gradients are rescaled. .inf: no clipping."""
     normalize_observation: bool = static(False, read=True)
-    """Normalize each Box of the observation by its running mean and standard deviation, and clip it to [-10, 10]."""
+    """Normalize each Box of the observation by its running mean and standard deviation, and clip it
+    to [-10, 10]."""
     options: Any = static(dict, code=True, flat=True)
-    """Options of the algorithm, its `Options` dataclass. In YAML and on the command line they are written like the
-    other fields of the policy: `clip: 0.1`, `--policies.agent.clip 0.1`."""
+    """Options of the algorithm, its `Options` dataclass. In YAML and on the command line they are
+    written like the other fields of the policy: `clip: 0.1`, `--policies.agent.clip 0.1`."""
 
     def _repr_html_(self) -> str:
         return html_table(changed(self), caption="PolicyConfig, non-default fields")
@@ -114,7 +123,8 @@ class TeamConfig:
     algorithm: str = static("PPO", code=True)
     """Algorithm of all policies of the team."""
     options: Any = static(dict, code=True, flat=True)
-    """Options of the algorithm. In YAML and on the command line they are written like the other fields of the team."""
+    """Options of the algorithm. In YAML and on the command line they are written like the other
+    fields of the team."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,56 +144,62 @@ class TrainConfig:
     rollout_length: int = static(128, allowed=_COUNT)
     """Steps of each replica between two updates."""
     rollout_unroll: int = static(1, allowed=_COUNT)
-    """Steps unrolled in each iteration of the compiled rollout loop. On a GPU, 4 speeds up small environments but takes
-    longer to compile."""
+    """Steps unrolled in each iteration of the compiled rollout loop. On a GPU, 4 speeds up small
+    environments but takes longer to compile."""
     kernels: bool = True
-    """Use fused kernels for acting and learning on NVIDIA GPUs (Ampere and later) where a policy supports them
-    (feed-forward A2C or PPO, discrete actions). Up to four times as fast as plain XLA. false: plain XLA."""
+    """Use fused kernels for acting and learning on NVIDIA GPUs (Ampere and later) where a policy
+    supports them (feed-forward A2C or PPO, discrete actions). Up to four times as fast as plain
+    XLA. false: plain XLA."""
     search_products: bool = True
-    """On a GPU, for policies without fused kernels: autotune matrix products, Triton's against the library's, before
-    the run starts. Takes 8 to 13 s and makes updates up to a sixth faster."""
+    """On a GPU, for policies without fused kernels: autotune matrix products, Triton's against the
+    library's, before the run starts. Takes 8 to 13 s and makes updates up to a sixth faster."""
     total_env_steps: int = static(1_000_000, allowed="at least 1")
     """Env steps of the whole run (one replica advanced once), rounded up to whole updates."""
     stop_at: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Metric -> threshold. The run saves and ends one chunk after the first chunk in which every listed metric reaches
-    its threshold. A sweep ends a program once all of its members have reached them."""
+    """Metric -> threshold. The run saves and ends one chunk after the first chunk in which every
+    listed metric reaches its threshold. A sweep ends a program once all of its members have reached
+    them."""
     reset: Literal["fresh", "fixed"] | int = "fresh"
-    """Start states. fresh: a new random start at every reset. fixed: the same start for all episodes. An integer n: a
-    pool of n starts."""
+    """Start states. fresh: a new random start at every reset. fixed: the same start for all
+    episodes. An integer n: a pool of n starts."""
     seed: int = static(0, allowed="at least 0 and below 2**32")  # jax drops higher bits
     """Random seed of the run."""
     num_blocks: int = static(0, allowed="at least 0 (0: gcd(num_envs, 8))")
     """Blocks of replicas with separate random streams. 0: gcd(num_envs, 8)."""
     devices: int = 0
-    """Number of devices that share the replicas, a divisor of num_blocks. 0: the largest possible number (the CPU
-    counts as one)."""
+    """Number of devices that share the replicas, a divisor of num_blocks. 0: the largest possible
+    number (the CPU counts as one)."""
     on_bad_numbers: Literal["stop", "skip"] = "stop"
-    """Action on an update that produces NaN or infinity. stop: save the state before it and end the run. skip: discard
-    the update and continue."""
+    """Action on an update that produces NaN or infinity. stop: save the state before it and end the
+    run. skip: discard the update and continue."""
     updates_per_chunk: int = static(0, allowed="at least 0 (0: about 2 s of updates), below 2**31")
-    """Updates per chunk. Each chunk ends with a line of metrics.jsonl. 0: about 2 s of updates, at most a twentieth of
-    the run, measured at the start (in sweeps, a tenth of the run)."""
+    """Updates per chunk. Each chunk ends with a line of metrics.jsonl. 0: about 2 s of updates, at
+    most a twentieth of the run, measured at the start (in sweeps, a tenth of the run)."""
     checkpoint_every_updates: int = static(
         0, allowed="at least 0 (0: use checkpoint_every), below 2**31"
     )
-    """Updates between checkpoints and between evaluations for the best checkpoint. 0: use checkpoint_every."""
+    """Updates between checkpoints and between evaluations for the best checkpoint. 0: use
+    checkpoint_every."""
     checkpoint_every: int = static(10, allowed=_COUNT)
     """Chunks between checkpoints if checkpoint_every_updates is 0."""
     keep_checkpoints: int = static(2, allowed=_COUNT)
     """Number of newest checkpoints to keep."""
     best_metric: str = "auto"
-    """Evaluation metric that selects the best checkpoint: "agent/episode_return", or a statistic of the environment
-    such as "episode_tags". auto: the return if exactly one policy trains, else none. none: keep no best checkpoint."""
+    """Evaluation metric that selects the best checkpoint: "agent/episode_return", or a statistic of
+    the environment such as "episode_tags". auto: the return if exactly one policy trains, else
+    none. none: keep no best checkpoint."""
     evaluate_every_updates: int = static(
         0, allowed="at least 0 (0: use evaluate_every), below 2**31"
     )
     """Updates between evaluations, logged as eval/... 0: use evaluate_every."""
     evaluate_every: int = static(0, allowed="at least 0 (0: only if best_metric needs evaluations)")
-    """Chunks between evaluations. 0: evaluate at checkpoints if best_metric needs it, else never."""
+    """Chunks between evaluations. 0: evaluate at checkpoints if best_metric needs it, else never.
+    """
     eval_episodes: int = static(128, allowed=_COUNT)
     """Episodes per evaluation."""
     eval_greedy: bool = True
-    """Take the most likely action in evaluations during training. false: sample actions, as `wdjax eval` does."""
+    """Take the most likely action in evaluations during training. false: sample actions, as `wdjax
+    eval` does."""
 
     def _repr_html_(self) -> str:
         return html_table(changed(self), caption="TrainConfig, non-default fields")

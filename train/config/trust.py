@@ -1,8 +1,8 @@
-"""Whose code runs: what a folder brings along may name modules, and these run only where its reader names them, too.
+"""Trust in custom code: which modules a configuration from a folder may import.
 
-What a user writes himself, in a preset of his own, on the command line or in Python, is his word. What is read from a
-run's or a sweep's folder is not: `require_trusted` looks at it before anything of it is imported, in all places where
-such a folder is read.
+Presets, the command line and Python code are written by the user, and thus trusted. The
+configuration in the folder of a run or a sweep may come from another person: `require_trusted`
+checks it before anything that it names is imported, wherever such a folder is read.
 """
 
 import dataclasses
@@ -26,9 +26,17 @@ class UntrustedModuleError(ValueError):
         self.modules = modules
 
 
-def code_named(values: Any, cls: type = TrainConfig, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted field, "package.module:Name") of all code that a configuration names, one that is read or the raw
-    mappings of a file, which may hold anything."""
+def code_named(values: object, cls: Any = TrainConfig, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield all code that a configuration names.
+
+    Args:
+        values: an instance of `cls`, or raw mappings from a file, with any content.
+        cls: class of the configuration.
+        path: prefix of the names of fields.
+
+    Yields:
+        (dotted field, "package.module:Name").
+    """
     values = vars(values) if isinstance(values, cls) else values
     if not isinstance(values, Mapping):
         return
@@ -45,7 +53,7 @@ def code_named(values: Any, cls: type = TrainConfig, path: str = "") -> Iterator
                 yield from code_named(inner, held, f"{name}.{key}.")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -54,40 +62,44 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def with_own(trust: Collection[str], config: TrainConfig) -> tuple[str, ...]:
-    """Returns the modules that are trusted where a configuration is the user's word: those that it names, too."""
+    """Return the modules that a configuration from the user may name, including those it names."""
     return (*_checked(trust), *(text.partition(":")[0] for _, text in code_named(config)))
 
 
-def require_trusted(what: str, values: Any, trust: Collection[str]) -> None:
-    """Raise UntrustedModuleError, naming field and flag, where a configuration names code of other modules.
+def require_trusted(what: str, values: object, trust: Collection[str]) -> None:
+    """Raise UntrustedModuleError if a configuration names code of an untrusted module.
 
-    Trusted are wdjax, the modules of `trust` with their submodules, and, unless they lie in the current folder, the
-    libraries whose environments wdjax knows and what installed packages announce by entry points (of the groups
-    "wdjax.envs" and others of wdjax).
+    Trusted are wdjax; the modules of `trust` with their submodules; libraries whose environments
+    wdjax supports; and modules of entry points of installed packages in the groups "wdjax.*". The
+    last two must not be in the current folder.
 
     Args:
-        what: has the configuration, in words: "runs/a".
-        values: the configuration, raw.
+        what: name of the configuration in the message.
+        values: the configuration as raw mappings.
+        trust: additional trusted modules.
     """
     if others := untrusted_code(values, trust):
         module, field, text = others[0]
         message = (
-            f"{what} names code in the module {module!r} ({field} = {text!r}), which would be executed. If you trust "
-            f'it, pass --trust {module} (in Python trust=("{module}",)).'
+            f"{what} names code in the module {module!r} ({field} = {text!r}), which would be "
+            f'executed. If you trust it, pass --trust {module} (in Python trust=("{module}",)).'
         )
         raise UntrustedModuleError(message, tuple(dict.fromkeys(module for module, _, _ in others)))
 
 
-def untrusted_code(values: Any, trust: Collection[str] = ()) -> list[tuple[str, str, str]]:
-    """Return (module, dotted field, "package.module:Name") of all code in a configuration that `require_trusted`
-    refuses."""
+def untrusted_code(values: object, trust: Collection[str] = ()) -> list[tuple[str, str, str]]:
+    """Return the code in a configuration that `require_trusted` refuses.
+
+    Returns:
+        [(module, dotted field, "package.module:Name")].
+    """
     trusted = ("wdjax", *_checked(trust))
     named = [(text.partition(":")[0], field, text) for field, text in code_named(values)]
     return [code for code in named if not (_is_inside(code[0], trusted) or _is_installed(code[0]))]
 
 
 def custom_modules(config: TrainConfig) -> tuple[str, ...]:
-    """Return the modules of custom code that a configuration names, to be passed as `trust` when its run is loaded.
+    """Return the modules of custom code that a configuration names: `trust` to load its run.
 
     Modules of wdjax, of known libraries and of packages with entry points for wdjax are omitted.
 
@@ -98,10 +110,9 @@ def custom_modules(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module belongs to a known library or an announcing package, not to the current folder."""
-    known = _is_inside(module, LIBRARIES) or _is_inside(
-        module, [entry.module for entry in announced("wdjax.")]
-    )
+    """Return whether a module is of a known library or an entry point, and not a local file."""
+    announcing = [entry.module for entry in announced("wdjax.")]
+    known = _is_inside(module, LIBRARIES) or _is_inside(module, announcing)
     return known and not lies_here(module.partition(".")[0])
 
 

@@ -1,1 +1,1 @@
-"""Devices and processes: what they tell each other, what they hold, and how they wake."""
+"""Devices and processes: collectives, random numbers of blocks, memory and startup."""

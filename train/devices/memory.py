@@ -1,4 +1,4 @@
-"""How much memory a compiled program takes, how much there is, and what becomes of it in a long run."""
+"""Memory of compiled programs, free memory, and memory that allocators keep in long runs."""
 
 import contextlib
 import ctypes
@@ -11,69 +11,69 @@ import jax
 
 from wdjax.kernels.backend import on_cpu
 
-SHARE = 0.8  # of what is free: XLA's own count leaves out collectives and fragmentation, and others need some too
-_TRIM_THRESHOLD, _ARENA_MAX = -1, -8  # of glibc's malloc.h
+# usable share of free memory: XLA's count omits collectives and fragmentation
+SHARE = 0.8
+_TRIM_THRESHOLD, _ARENA_MAX = -1, -8  # constants of glibc's malloc.h
 
 
-def bytes_needed(program: Any) -> int:
-    """Returns how much memory a compiled program takes on each device: arguments, results and what is between, and a
-    copy of the arguments, which is being saved in the background."""
-    found = program.memory_analysis()
-    shared = found.alias_size_in_bytes  # donated arguments that are results
-    return (
-        2 * found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
-        + found.generated_code_size_in_bytes - shared
-    )  # fmt: skip
+def bytes_needed(program: jax.stages.Compiled) -> int:
+    """Return the memory that a compiled program needs on each device, in bytes.
+
+    It includes arguments, results, temporary arrays, and a copy of the arguments for checkpoints.
+    """
+    found: Any = program.memory_analysis()
+    arguments = 2 * found.argument_size_in_bytes - found.alias_size_in_bytes  # donated arguments
+    results = found.output_size_in_bytes + found.temp_size_in_bytes
+    return arguments + results + found.generated_code_size_in_bytes
 
 
 def bytes_free(num_devices: int = 1) -> int:
-    """Returns SHARE of the bytes that a device has left; of a CPU, whose devices share them, one of so many's part."""
+    """Return the usable free memory of a device in bytes. The devices of a CPU share its memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    free = (
-        stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-        if "bytes_limit" in stats
-        else host_memory()
-    )
+    limit = stats.get("bytes_limit")
+    free = host_memory() if limit is None else limit - stats.get("bytes_in_use", 0)
     return int(SHARE * free) // (num_devices if on_cpu() else 1)
 
 
 def host_memory() -> int:
-    """Returns the bytes that this machine has to give: what is available, and at most what a container may have."""
+    """Return the available memory of this machine in bytes, up to the limit of a container."""
     page = os.sysconf("SC_PAGE_SIZE")
     sizes = [os.sysconf("SC_PHYS_PAGES") * page]
-    with contextlib.suppress(
-        OSError, ValueError, IndexError
-    ):  # Linux: free, or in use only to cache files
+    with contextlib.suppress(OSError, ValueError, IndexError):  # Linux: including file caches
         lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
-        sizes.append(
-            next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        )
-    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        available = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        sizes.append(next(int(kilobytes) * 1024 for kilobytes in available))
+    with contextlib.suppress(OSError, ValueError):  # "max" if there is no limit
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf8")))
     return min(sizes)
 
 
 def share_memory() -> None:
-    """Has all threads take memory from four places: glibc gives each its own, and of what orbax's threads, new for
-    every save, leave there, 11 kB a save were never used again. Only threads that begin later do so. From one place it
-    was no less memory a save, but XLA's threads left 290 MB more there (1,200 saves, nothing given back)."""
+    """Limit glibc to four memory arenas, for threads that start later.
+
+    By default, each thread has an arena. The threads of orbax are new in each save, and left 11 kB
+    per save in their arenas that were never used again. With one arena, XLA's threads left 290 MB
+    more in it over 1,200 saves.
+    """
     _call_glibc("mallopt", _ARENA_MAX, 4)
 
 
 def give_back_memory() -> None:
-    """Gives back to the system what has been freed: glibc keeps what lies below something in use. A run with 500 saves
-    holds 40 MB less by it, of 270 MB that are its own, for 1 ms a save. What lies above, in the places of threads, is
-    not looked at: they give it back themselves from now on where it is over 128 kB, not twice the largest block that
-    was ever freed, by which a run's memory went up and down by 5 MB."""
+    """Return freed memory to the system, which takes 1 ms.
+
+    glibc keeps free blocks below a used one: a run with 500 saves and 270 MB needs 40 MB less. The
+    arenas of threads are not trimmed; these release blocks above 128 kB themselves, instead of
+    twice the largest block freed before, which made memory fluctuate by 5 MB.
+    """
     _call_glibc("malloc_trim", 0)
     _call_glibc("mallopt", _TRIM_THRESHOLD, 2**17)
 
 
 def _call_glibc(name: str, *numbers: int) -> None:
-    with contextlib.suppress(AttributeError, OSError):  # another C library has none of this
+    with contextlib.suppress(AttributeError, OSError):  # another C library
         getattr(_c_library(), name)(*numbers)
 
 
-@functools.cache  # every one has types of its own
+@functools.cache  # each `CDLL` object has separate function types
 def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)

@@ -1,4 +1,6 @@
-"""Statistics over live rows only, of all devices."""
+"""Means and variances of valid values, over all devices."""
+
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from wdjax.train.devices.collectives import num_shards, side_by_side, total
 
 @struct.dataclass
 class Moments:
-    """Count, mean and sum of squared deviations of some rows; 0 where there are none. Axes that were summed are 1."""
+    """Count, mean and sum of squared deviations; 0 without values. Summed axes have size 1."""
 
     count: jax.Array
     mean: jax.Array
@@ -17,32 +19,36 @@ class Moments:
 
     @property
     def variance(self) -> jax.Array:
-        """The mean squared deviation from the mean."""
+        """Mean squared deviation from the mean."""
         return self.squares / jnp.maximum(self.count, 1.0)
 
 
 def moments(
     values: jax.Array, live: jax.Array, axis: int | tuple[int, ...] | None = None
 ) -> Moments:
-    """Returns the moments of this device's live rows along some axes, None for all.
+    """Return the moments of the valid values of this device.
 
     Args:
         values: float32.
-        live: bool, as many axes as `values`, broadcast over those that are 1.
+        live: bool, whether a value is valid; with the axes of `values`, or of size 1.
+        axis: axes to sum over; None: all.
     """
     count = jnp.sum(live, axis, keepdims=True, dtype=jnp.float32)
-    # `where` and not a product: a dead row may hold anything, also infinities
+    # `where` instead of a product: invalid values may be infinite or NaN
     mean = jnp.sum(jnp.where(live, values, 0.0), axis, keepdims=True) / jnp.maximum(count, 1.0)
     squares = jnp.sum(jnp.where(live, (values - mean) ** 2, 0.0), axis, keepdims=True)
     return Moments(count, mean, squares)
 
 
 def of_devices(parts: Moments) -> Moments:
-    """Returns the moments of the rows of all devices from those of each, d,
+    """Combine the moments of each device d.
 
-        count = sum_d n_d,  mean = sum_d n_d mean_d / count,  squares = sum_d (squares_d + n_d (mean_d - mean)^2).
+        count   = sum_d count_d
+        mean    = sum_d count_d mean_d / count
+        squares = sum_d (squares_d + count_d (mean_d - mean)^2)
 
-    Source: Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+    Source: Chan, Golub, LeVeque (1979), "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances".
     """
     if num_shards() == 1:
         return parts
@@ -50,28 +56,28 @@ def of_devices(parts: Moments) -> Moments:
     count = sum(own.count for own in devices)
     mean = sum(own.count * own.mean for own in devices) / jnp.maximum(count, 1.0)
     squares = sum(own.squares + own.count * (own.mean - mean) ** 2 for own in devices)
-    return Moments(count, mean, squares)
+    return Moments(cast(jax.Array, count), mean, cast(jax.Array, squares))
 
 
 def masked_mean(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Return the mean of `values` where `live` is true, over all devices: a scalar, 0 if none is."""
+    """Return the mean of `values` where `live` is true, over all devices, (); 0 without any."""
     weighted, count = total(_sums(values, live))
     return weighted / jnp.maximum(count, 1.0)
 
 
 def mean_where(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Returns what `masked_mean` does, for values that are the same on every device already."""
+    """Return the mean as `masked_mean`, of values that are equal on all devices."""
     weighted, count = _sums(values, chosen)
     return weighted / jnp.maximum(count, 1.0)
 
 
 def masked_variance(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Return the variance of `values` where `live` is true, over all devices: a scalar."""
+    """Return the variance of `values` where `live` is true, over all devices, ()."""
     return jnp.squeeze(of_devices(moments(values, live)).variance)
 
 
 def normalize(values: jax.Array, live: jax.Array) -> jax.Array:
-    """Return `values` shifted and scaled to mean 0 and standard deviation 1, over all devices where `live` is true."""
+    """Scale `values` to mean 0 and standard deviation 1, over all devices where `live` is true."""
     own = of_devices(moments(values, live))
     return (values - own.mean) / (jnp.sqrt(own.variance) + 1e-8)
 

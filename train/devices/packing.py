@@ -1,32 +1,33 @@
-"""Many small arrays in one: a kernel for each of them costs more than what it moves."""
+"""Packing of many small arrays into one, which costs a GPU fewer kernels."""
 
 import math
 from collections.abc import Collection
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 
 @struct.dataclass
 class Packed:
-    """A tree with all its small parts in one array. Scanning over it, stacking and taking rows all pack as well."""
+    """A packed tree. Scanning, stacking and indexing the leading axes apply to all leaves."""
 
     words: jax.Array  # [*leading, W] uint32
-    rest: list[jax.Array]  # leaves [*leading, ...]: observations, and what is not of 32 bits
-    tree: Any = struct.field(pytree_node=False)  # the structure of what was packed
-    parts: tuple[tuple[tuple[int, ...], Any] | None, ...] = struct.field(pytree_node=False)
-    """of each leaf its shape without the leading axes, and its dtype; None where it was left as it was"""
+    rest: list[jax.Array]  # separate leaves [*leading, ...], and those without 32 bits
+    tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)  # structure of the tree
+    parts: tuple[tuple[tuple[int, ...], np.dtype] | None, ...] = struct.field(pytree_node=False)
+    """shape without leading axes and dtype of each leaf; None for separate leaves"""
 
 
-def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
-    """Lays the leaves of a tree side by side as 32-bit words, but for fields whose rows are wide already.
+def pack(tree: chex.ArrayTree, leading: int = 0, apart: Collection[str] = ()) -> Packed:
+    """Concatenate the leaves of a tree as 32-bit words.
 
     Args:
         tree: leaves [*leading, ...].
-        leading: the number of axes that all leaves have in common.
-        apart: names of fields, at any depth, whose leaves stay as they are.
+        leading: number of leading axes that all leaves share.
+        apart: names of fields, at any depth, whose leaves stay separate.
     """
     places, structure = jax.tree_util.tree_flatten_with_path(tree)
     small = (bool, jnp.int32, jnp.uint32, jnp.float32)
@@ -44,8 +45,8 @@ def pack(tree: Any, leading: int = 0, apart: Collection[str] = ()) -> Packed:
     return Packed(jnp.concatenate(words, axis=-1), rest, structure, tuple(parts))
 
 
-def unpack(packed: Packed) -> Any:
-    """Returns the tree that was packed, with the leading axes that `packed` has by now; of NumPy arrays on the host."""
+def unpack(packed: Packed) -> chex.ArrayTree:
+    """Return the tree, with the leading axes of `packed`; NumPy arrays stay NumPy arrays."""
     rest, start, leaves = iter(packed.rest), 0, []
     for part in packed.parts:
         if part is None:

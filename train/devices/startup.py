@@ -1,17 +1,19 @@
-"""What shortens the time until a run begins."""
+"""Functions that shorten the start of a run."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
 import jax
 
 from wdjax.checks import one_line
 from wdjax.train.devices.memory import share_memory
 
+T = TypeVar("T")
 
-def in_thread(function: Callable, *arguments: Any) -> Future:
-    """Begins a call in a thread of its own."""
+
+def in_thread(function: Callable[..., T], *arguments: object) -> "Future[T]":
+    """Call a function in a new thread."""
     thread = ThreadPoolExecutor(1)
     called = thread.submit(function, *arguments)
     thread.shutdown(wait=False)
@@ -19,25 +21,25 @@ def in_thread(function: Callable, *arguments: Any) -> Future:
 
 
 def wake_device() -> Future[list[jax.Device]]:
-    """Begins, in a thread, to find jax's devices and to make a first key: a GPU reserves its memory, which takes
-    seconds, and the program that makes keys is compiled, which is too quick for the cache.
+    """Initialize jax's devices and compile the program of random keys, in a thread.
+
+    A GPU takes seconds to reserve its memory. The program of keys compiles too fast to be cached.
 
     Returns:
-        what will hold the devices. Ask for its result() before anything else of jax that computes: that raises OSError
-        where a device cannot be used. jax says so only once, and whoever asks again gets the CPU.
+        A future of the devices. Call its `result` before any computation with jax: it raises
+        OSError if a device cannot be used. jax raises this only once, and then uses the CPU.
     """
     share_memory()
-    chosen = jax.config.jax_default_device  # may be this thread's own
+    # the default may differ between threads
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]  # added at run time
 
     def make_key() -> None:
-        with jax.default_device(chosen):
+        with jax.default_device(default):
             jax.random.key(0)
 
     pool = ThreadPoolExecutor(1)
     devices = pool.submit(find_devices)
-    pool.submit(
-        make_key
-    )  # nobody asks how it went: a device that is full says so again, where it is needed
+    pool.submit(make_key)  # errors recur at the next use of the device
     pool.shutdown(wait=False)
     return devices
 
@@ -46,16 +48,13 @@ def find_devices() -> list[jax.Device]:
     """Return jax's devices, or raise OSError if those named by JAX_PLATFORMS cannot be used."""
     try:
         return jax.devices()
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # AssertionError without a word: of cuda without jax's CUDA plugin
-        names = jax.config.jax_platforms
-        reason = (
-            one_line(error) if str(error) else "jax finds no such device or lacks the plugin for it"
-        )
-        remedy = 'Unset JAX_PLATFORMS, set it to cpu, or install jax for the device (pip install "jax[cuda12]")'
-        named = names and names != "cpu"  # else jax itself names the platform that it tried
-        raise OSError(
-            f"JAX_PLATFORMS = {names}: {reason}. {remedy}." if named else reason
-        ) from error
+    except (RuntimeError, AssertionError) as error:
+        names = jax.config.jax_platforms  # type: ignore[attr-defined]  # added at run time
+        # jax without its CUDA plugin raises an AssertionError without a message
+        missing = "jax finds no such device or lacks the plugin for it"
+        reason = one_line(error) if str(error) else missing
+        if not names or names == "cpu":  # jax itself names the platform
+            raise OSError(reason) from error
+        install = 'install jax for the device (pip install "jax[cuda12]")'
+        remedy = f"Unset JAX_PLATFORMS, set it to cpu, or {install}"
+        raise OSError(f"JAX_PLATFORMS = {names}: {reason}. {remedy}.") from error
