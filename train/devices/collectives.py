@@ -95,7 +95,7 @@ def any_of(flags: jax.Array) -> jax.Array:
 
 
 def all_rows(values: Tree) -> Tree:
-    """Return the rows of all devices, in the order of the replicas, leaves [N, ...]."""
+    """Return the rows of `values` of all devices, in the order of the replicas, leaves [N, ...]."""
     return values if num_shards() == 1 else jax.lax.all_gather(values, AXIS, tiled=True)
 
 
