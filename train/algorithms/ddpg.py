@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.spaces import Box, Space, sample_shapes
+from wdjax.spaces import Box, Space
 from wdjax.train.algorithms.noise import explore, uniform_actions
 from wdjax.train.learning import (
     Algorithm,
@@ -155,9 +155,8 @@ class DDPG(Algorithm):
         if not policy.config.trainable:
             return Memory(carry, None)
         options, assignment = policy.config.options, policy.assignment
-        obs = sample_shapes(assignment.observation_space)
-        num_actions = math.prod(assignment.action_space.shape)
-        step = Steps.shapes(obs, jax.ShapeDtypeStruct((num_actions,), jnp.float32))
+        unit = Box(-1.0, 1.0, (math.prod(assignment.action_space.shape),))
+        step = Steps.shapes(assignment.observation_space, unit)
         shape = (run.rollout_length, run.num_envs, assignment.num_agents)
         replay = new_replay(
             step, options.buffer_size, options.n_step, shape=shape, num_blocks=run.blocks

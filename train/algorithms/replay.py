@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.checks import require
+from wdjax.spaces import Space, sample_shapes
 from wdjax.train.state.rows import Rows
 from wdjax.train.state.types import Observation
 from wdjax.vector import select
@@ -46,13 +47,14 @@ class Steps:
         )
 
     @classmethod
-    def shapes(cls, obs: chex.ArrayTree, action: chex.ArrayTree) -> "Steps":
-        """Return the shapes and dtypes of one step.
+    def shapes(cls, observation_space: Space, action_space: Space) -> "Steps":
+        """Return the shapes and dtypes of one step without leading axes.
 
         Args:
-            obs: of one observation, such as `jax.ShapeDtypeStruct((4,), jnp.float32)`.
-            action: of one action.
+            observation_space: space of `obs` and `next_obs`, any `Dict` of all that is stored.
+            action_space: space of `action`.
         """
+        obs, action = sample_shapes(observation_space), sample_shapes(action_space)
         number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
         return cls(obs, action, number, obs, terminated=flag, over=flag, live=flag)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from wdjax import Box, Dict, Discrete
 from wdjax.train.algorithms.replay import append, by_block, n_step_transitions
 from wdjax.train.learning import Rows, Steps, block_keys, new_replay
 
@@ -19,9 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 T, ROLLOUTS, N, AGENTS, BLOCKS = 3, 3, 4, 2, 2
 ALL = (T * ROLLOUTS, N, AGENTS)
 GAMMA = 0.5
-ONE_STEP = Steps.shapes(
-    jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32)
-)
+ONE_STEP = Steps.shapes(Box(shape=(1,)), Box(shape=(2,)))
 
 
 def numbered_steps(reward, terminated, over, live):
@@ -158,9 +157,8 @@ def test_each_valid_step_is_in_one_sequence():
 
 
 def test_a_team_stores_one_transition_per_replica():
-    obs = {"medic": jax.ShapeDtypeStruct((1, 3), jnp.float32)}
-    obs["marine"] = jax.ShapeDtypeStruct((2,), jnp.int32)
-    step = Steps.shapes(obs, {"medic": jax.ShapeDtypeStruct((), jnp.int32)})
+    space = Dict({"medic": Box(shape=(3,)).batch(1), "marine": Discrete(9).batch(2)})
+    step = Steps.shapes(space, Dict({"medic": Discrete(9)}))
     replay = new_replay(step, 10, 2, "team", shape=(3, 2, 5), num_blocks=1)
     number = jnp.arange(6.0).reshape(3, 2)
     seen = {"medic": jnp.broadcast_to(number[..., None, None], (3, 2, 1, 3))}

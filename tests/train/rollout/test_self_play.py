@@ -140,8 +140,8 @@ def test_rewards_of_opponents_do_not_scale_rewards():
 
 def test_n_step_targets_end_where_another_opponent_acts():
     """Blocks of 2 replicas, 3-step targets. The last of two pending steps ends in the second block."""
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    replay = new_replay(Steps.shapes(number, number), 16, n_step=3, shape=(2, 4, 1), num_blocks=2)
+    step = Steps.shapes(Box(shape=(1,)), Box(shape=(1,)))
+    replay = new_replay(step, 16, n_step=3, shape=(2, 4, 1), num_blocks=2)
     after = forget(Memory(None, None, replay), jnp.array([False, True]), None)
     np.testing.assert_array_equal(
         after.replay.pending.over[..., 0], [[0, 0], [0, 0], [0, 1], [0, 1]]
