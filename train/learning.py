@@ -1,10 +1,10 @@
-"""Building blocks for custom algorithms: PPO's parts, gradient steps, reductions over devices, and random numbers.
+"""Building blocks for custom algorithms: the parts of PPO and A2C, replay buffers and reductions.
 
-On several devices `Algorithm.update` runs on each device, with that device's share of the replicas. Parameters,
-statistics and metrics must be equal on all devices: reduce gradients and sums with `total` or `average` before they are
-used. On one device these functions change nothing. Call them outside of the function that is differentiated: the
-gradient of the mean loss is the `total` of the gradients of each device's summed loss, divided by the `total` count.
-`fit` does all this.
+On several devices `Algorithm.update` runs on each device, with that device's share of the replicas.
+Parameters, statistics and metrics must be equal on all devices: reduce gradients and sums with
+`total` or `average` before they are used. On one device these functions change nothing. Call them
+outside of the function that is differentiated: the gradient of the mean loss is the `total` of the
+gradients of each device's summed loss, divided by the `total` count. `fit` does all this.
 """
 
 from typing import TYPE_CHECKING

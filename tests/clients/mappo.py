@@ -12,6 +12,7 @@ from wdjax.train.learning import (
     Batch,
     Evaluation,
     PolicyState,
+    ValueNetwork,
     fit,
     gae,
     make_optimizer,
@@ -20,24 +21,13 @@ from wdjax.train.learning import (
 )
 
 
-class Critic(nnx.Module):
-    """V of the global state, [..., S] -> [...]."""
-
-    def __init__(self, size, width, rngs):
-        self.hidden = nnx.Linear(size, width, rngs=rngs)
-        self.head = nnx.Linear(width, 1, rngs=rngs)
-
-    def __call__(self, state):
-        return self.head(jnp.tanh(self.hidden(state)))[..., 0]
-
-
 class MAPPO(PPO):
     """All policies of a team learn from the advantages of one critic."""
 
     keeps = frozenset({"global_state"})
 
     def make_shared(self, team, context, rngs):
-        return Critic(context.global_state_space.shape[0], 32, rngs)
+        return ValueNetwork(context.global_state_space, team.first.config.network, rngs=rngs)
 
     def init_shared(self, team, states, params):
         config = team.first.config

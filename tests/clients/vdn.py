@@ -1,7 +1,6 @@
 """Value decomposition (VDN) over policies with different spaces: one gradient of summed Q values.
 
 Source: Sunehag et al., "Value-Decomposition Networks For Cooperative Multi-Agent Learning" (2018).
-Here without replay and target network: one gradient step on each rollout.
 """
 
 import dataclasses
@@ -11,13 +10,20 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from wdjax import Dict
 from wdjax.train.learning import (
     Algorithm,
     PolicyState,
     Schedule,
+    Steps,
+    ValueNetwork,
     average,
+    block_keys,
     draw_blocks,
     make_optimizer,
+    new_replay,
+    num_shards,
+    static,
     traced,
 )
 
@@ -30,17 +36,14 @@ class VDNOptions:
     """Discount factor."""
     epsilon: Schedule = traced(0.1)
     """Probability of a random action in training."""
-
-
-class QNetwork(nnx.Module):
-    """Q of every action, [..., actions]."""
-
-    def __init__(self, size, width, actions, rngs):
-        self.hidden = nnx.Linear(size, width, rngs=rngs)
-        self.head = nnx.Linear(width, actions, rngs=rngs)
-
-    def __call__(self, obs):
-        return self.head(jax.nn.relu(self.hidden(obs)))
+    tau: float = traced(0.1, allowed="between 0 and 1")
+    """Step size of the target networks."""
+    buffer_size: int = static(4096, allowed="at least 1")
+    """Steps of replicas in the replay buffer."""
+    batch_size: int = static(128, allowed="at least 1")
+    """Steps of replicas per gradient step."""
+    gradient_steps: int = static(2, allowed="at least 1")
+    """Gradient steps per rollout."""
 
 
 class VDN(Algorithm):
@@ -49,15 +52,34 @@ class VDN(Algorithm):
     Options = VDNOptions
 
     def make_network(self, context, config, assignment, rngs):
-        size, actions = assignment.observation_space.shape[0], assignment.action_space.n
-        return QNetwork(size, config.network.hidden_sizes[0], actions, rngs)
+        space, actions = assignment.observation_space, assignment.action_space.n
+        return ValueNetwork(space, config.network, num_values=actions, rngs=rngs)
 
     def init(self, policy, params):
-        return PolicyState(params, None)
+        return PolicyState(params, None, target_params=jax.tree.map(jnp.copy, params))
 
     def init_shared(self, team, states, params):
         config, both = team.first.config, {name: own.params for name, own in states.items()}
         return PolicyState({}, make_optimizer(config, config.max_grad_norm).init(both))
+
+    def init_memory(self, policy, run):
+        """Return the memory; for the first policy of the team with the replay of all its agents."""
+        memory, options = super().init_memory(policy, run), policy.config.options
+        names = next(team.policies for team in run.teams.values() if policy.name in team.policies)
+        if policy.name != names[0]:
+            return memory
+        agents = {name: policy.context.assignments[name] for name in names}
+        step = Steps.shapes(
+            Dict(
+                {name: own.observation_space.batch(own.num_agents) for name, own in agents.items()}
+            ),
+            Dict({name: own.action_space.batch(own.num_agents) for name, own in agents.items()}),
+        )
+        shape = (run.rollout_length, run.num_envs, 1)
+        replay = new_replay(
+            step, options.buffer_size, unit="team", shape=shape, num_blocks=run.blocks
+        )
+        return memory.replace(replay=replay)
 
     def values(self, policy, params, obs):
         return nnx.merge(policy.graphdef, params)(obs)
@@ -77,45 +99,66 @@ class VDN(Algorithm):
         return {"next_obs": final_obs}
 
     def update_team(self, team, states, shared, memories, hypers, rollout, key, num_blocks):
-        rows, first = {name: rollout.rows[name] for name in team.policies}, team.first
-        before = {name: own.params for name, own in states.items()}
-        rewards = jnp.concatenate([own.reward for own in rows.values()], axis=-1)
-        goes_on = ~jnp.all(
-            jnp.concatenate([own.terminated for own in rows.values()], axis=-1), axis=-1
-        )
-        best = lambda name: jnp.max(  # noqa: E731
-            self.values(team.policies[name], before[name], rows[name].next_obs), axis=-1
-        )
-        after = sum(jnp.sum(best(name), axis=-1) for name in rows)
-        target = jnp.mean(rewards, axis=-1) + hypers[first.name]["gamma"] * goes_on * after
+        first, rows = team.first, {name: rollout.rows[name] for name in team.policies}
+        options = first.options(hypers[first.name])
+        holder = next(name for name, own in memories.items() if own.replay is not None)
 
-        def loss(params):
-            chosen = 0.0
+        def agents(field):  # [T, N, agents of the team]
+            return jnp.concatenate([getattr(own, field) for own in rows.values()], axis=-1)
+
+        obs, action, next_obs = (
+            {name: getattr(own, field) for name, own in rows.items()}
+            for field in ("obs", "action", "next_obs")
+        )
+        reward, ends = jnp.mean(agents("reward"), -1), jnp.all(agents("terminated"), -1)
+        live = jnp.any(agents("live"), -1)
+        steps = Steps(obs, action, reward, next_obs, ends, rollout.over, live)
+        replay = memories[holder].replay.add(steps, options.gamma)
+        share = options.batch_size // (num_blocks * num_shards())
+        index = replay.draw(block_keys(key, num_blocks), (options.gradient_steps, share))
+
+        def total_value(params, obs, action=None):  # of these actions; None: of the best
+            total = 0.0
             for name, policy in team.policies.items():
-                values = self.values(policy, params[name], rows[name].obs)
-                own = jnp.take_along_axis(values, rows[name].action[..., None], axis=-1)[..., 0]
-                chosen += jnp.sum(own, axis=-1)
-            return jnp.mean((chosen - target) ** 2)
+                values = self.values(policy, params[name], obs[name])
+                own = jnp.max(values, axis=-1)
+                if action is not None:
+                    own = jnp.take_along_axis(values, action[name][..., None], axis=-1)[..., 0]
+                total += jnp.sum(own, axis=-1)
+            return total
 
-        value, grads = average(jax.value_and_grad(loss)(before))
-        optimizer = make_optimizer(first.config, hypers[first.name]["max_grad_norm"])
-        updates, opt_state = optimizer.update(grads, shared.opt_state, before)
-        states = {
-            name: own.replace(
-                params=jax.tree.map(
-                    lambda param, update, rate=hypers[name]["learning_rate"]: param - rate * update,
-                    own.params,
-                    updates[name],
-                )
+        def step(carry, index):
+            params, targets, opt_state = carry
+            batch = replay.take(index)
+            target = batch.reward + batch.discount * total_value(targets, batch.next_obs)
+            loss = lambda params: jnp.mean(  # noqa: E731
+                (total_value(params, batch.obs, batch.action) - target) ** 2
             )
+            value, grads = average(jax.value_and_grad(loss)(params))
+            optimizer = make_optimizer(first.config, hypers[first.name]["max_grad_norm"])
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            rates = {name: -hypers[name]["learning_rate"] for name in params}
+            updates = {name: optax.tree.scale(rates[name], own) for name, own in updates.items()}
+            params = optax.apply_updates(params, updates)
+            targets = optax.incremental_update(params, targets, options.tau)
+            norms = {name: optax.tree.norm(own) for name, own in grads.items()}
+            return (params, targets, opt_state), (value, norms)
+
+        params, targets = (
+            {name: getattr(own, field) for name, own in states.items()}
+            for field in ("params", "target_params")
+        )
+        (params, targets, opt_state), (values, norms) = jax.lax.scan(
+            step, (params, targets, shared.opt_state), index
+        )
+        states = {
+            name: own.replace(params=params[name], target_params=targets[name])
             for name, own in states.items()
         }
-        norms = {
-            name: {"loss": value, "grad_norm": optax.tree.norm(grads[name])} for name in states
+        memories = {**memories, holder: memories[holder].replace(replay=replay)}
+        loss = jnp.mean(values)
+        metrics = {
+            name: {"loss": loss, "grad_norm": jnp.mean(norm)} for name, norm in norms.items()
         }
-        return (
-            states,
-            shared.replace(opt_state=opt_state),
-            memories,
-            {**norms, team.name: {"td_error": value}},
-        )
+        metrics[team.name] = {"td_error": loss}
+        return states, shared.replace(opt_state=opt_state), memories, metrics
