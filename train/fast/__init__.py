@@ -1,1 +1,1 @@
-"""Engines for CPUs and GPUs. They return what the reference (state/engine.py) returns."""
+"""Engines for CPUs and GPUs, with the results of the reference engine (state/engine.py)."""

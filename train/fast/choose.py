@@ -1,4 +1,4 @@
-"""Which engine runs and policies have, chosen once, in `make_setup`, from the objects that were built."""
+"""Choice of the engine of a run and of each policy, from the objects that were built."""
 
 from wdjax.kernels.backend import on_cpu
 from wdjax.train.fast.cpu import Cpu
@@ -9,21 +9,27 @@ from wdjax.train.state.policy import Policy
 
 
 def engine_class(kernels: bool) -> type[Engine]:
-    """Return the engine of this machine; `kernels` as in the configuration of the run."""
+    """Return the engine class for this machine.
+
+    Args:
+        kernels: as in the configuration of the run.
+    """
     if on_cpu():
         return Cpu if kernels else Engine
     return Cuda
 
 
 def policy_engine(policy: Policy, kernels: bool) -> Engine:
-    """Return the engine of a policy that has been built; `kernels` as in the configuration of the run."""
+    """Return the engine of a policy.
+
+    Args:
+        policy: static part of the policy.
+        kernels: as in the configuration of the run.
+    """
     found: Shape | str = f"{policy.config.algorithm} has no kernels"
     if policy.algorithm.has_kernels:
         found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
     if isinstance(found, Shape) and not kernels:
         found = "kernels: false"
-    return (
-        engine_class(kernels)(found)
-        if isinstance(found, Shape)
-        else engine_class(kernels)(None, found)
-    )
+    engine = engine_class(kernels)
+    return engine(found) if isinstance(found, Shape) else engine(None, found)

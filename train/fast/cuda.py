@@ -1,10 +1,12 @@
-"""The GPUs' engine: NVIDIA's fused kernels for what they support, plain XLA for the rest. Every decision is told to
-whoever listens (`wdjax.kernels.support.listening`), with its reason."""
+"""The engine for GPUs: fused kernels on NVIDIA GPUs where supported, otherwise plain XLA.
+
+`wdjax.kernels.support.listening` records every decision with its reason.
+"""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,42 +17,57 @@ from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel
 from wdjax.train.kernels.gradient import gradient_kernel
 from wdjax.train.kernels.gradient_wide import wide_gradient
-from wdjax.train.kernels.layers import inputs_of, reaches, towers_of, transposed, why_plain
+from wdjax.train.kernels.layers import (
+    Tower,
+    inputs_of,
+    reaches,
+    towers_of,
+    transposed,
+    why_plain,
+)
 from wdjax.train.kernels.loss import is_custom, rows_of, study
 from wdjax.train.kernels.rollout import WHOLE, play_replicas, why_by_scan
+from wdjax.train.networks.distributions import Categorical
 from wdjax.train.networks.draws import draw_uniform
-from wdjax.train.state.engine import Ahead
+from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
 from wdjax.train.state.flat import named
+from wdjax.train.state.hypers import Hypers
+from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState
+from wdjax.train.state.types import Carry, Fields, Observation, Params
 
 
-@struct.dataclass
-class ByKernel:
+class ByKernel(struct.PyTreeNode):
     """The acting state of a policy whose actions are sampled by a kernel."""
 
     state: PolicyState
-    towers: Any  # the parameters as the kernel reads them
+    towers: tuple[Tower, ...]  # parameters in the layout of the kernel
 
 
 @dataclasses.dataclass(frozen=True)
 class Cuda(PackedEngine):
-    """A policy without `shape` has no kernel; on other GPUs than NVIDIA's `platform_dependent` leaves them out."""
+    """Fused kernels for policies with a `shape`; other GPUs than NVIDIA's use plain XLA."""
 
-    def acts_by_kernel(self, policy: Any) -> bool:
-        # A custom function would get a ByKernel as `state`.
+    def acts_by_kernel(self, policy: Policy) -> bool:
+        # custom functions cannot read a ByKernel as `state`
         custom = self.shape and policy.algorithm.overridden("act", "end_of_step")
         return decide(
             f"acting of {policy.name}", why_plain(policy) or (custom and f"its {custom} is custom")
         )
 
-    def prepare(self, policy: Any, state: PolicyState) -> PolicyState | ByKernel:
+    def prepare(self, policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
         if not self.acts_by_kernel(policy):
             return state
         return ByKernel(state, transposed(towers_of(state.params, self.shape), self.shape))
 
     def act(
-        self, policy: Any, state: PolicyState | ByKernel, carry: Any, obs: Any, keys: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
+        self,
+        policy: Policy,
+        state: PolicyState | ByKernel,
+        carry: Carry,
+        obs: Observation,
+        keys: jax.Array,
+    ) -> tuple[jax.Array, Fields, Carry]:
         plain = super().act
         if not isinstance(state, ByKernel):
             return plain(policy, state, carry, obs, keys)
@@ -61,13 +78,13 @@ class Cuda(PackedEngine):
 
     def sum_gradient(
         self,
-        loss: Callable,
-        policy: Any,
+        loss: Loss,
+        policy: Policy,
         state: PolicyState,
-        hypers: Any,
+        hypers: Hypers,
         batch: Any,
-        evaluate: Callable | None = None,
-    ) -> tuple[Any, dict[str, jax.Array]]:
+        evaluate: Evaluate | None = None,
+    ) -> tuple[Params, Means]:
         if evaluate is not None:  # kernels compute the built-in actor-critic
             return super().sum_gradient(loss, policy, state, hypers, batch, evaluate)
         simple = functools.partial(super().sum_gradient, loss, policy)
@@ -75,7 +92,7 @@ class Cuda(PackedEngine):
         why = why_plain(policy)
         if why is None and not reaches(self.shape, batch.valid.size):
             why = f"{batch.valid.size:,} transitions: more than a kernel can index"
-        elif why is None and is_custom(loss):  # may hold anything
+        elif why is None and is_custom(loss):  # may contain any operation
             why = self.why_not_apart(loss, policy, batch) or why_not_lowered(
                 by_kernel, state, hypers, batch
             )
@@ -86,17 +103,17 @@ class Cuda(PackedEngine):
     def apply_if(
         self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState
     ) -> PolicyState:
-        """As `Engine`, but both branches are computed: a `cond` on a GPU costs more than a gradient step."""
+        """Compute both branches, as a `cond` on a GPU costs more than a gradient step."""
         return jax.tree.map(lambda new, old: jnp.where(take, new, old), step(state), state)
 
-    def why_not_apart(self, loss: Callable, policy: Any, batch: Any) -> str | None:
+    def why_not_apart(self, loss: Loss, policy: Policy, batch: Any) -> str | None:
         """Return why a network with two trunks cannot be differentiated trunk by trunk, or None."""
-        mixed = (
-            None if self.shape.shared else study(loss, policy.config.options, rows_of(batch)).mixed
-        )
+        if self.shape.shared:
+            return None
+        mixed = study(loss, policy.config.options, rows_of(batch)).mixed
         return mixed and f"{mixed} depends on policy and value, which have a trunk each"
 
-    def drawn_ahead(self, setup: Any) -> Ahead:
+    def drawn_ahead(self, setup: Setup) -> Ahead:
         by_kernel = {
             name: policy.engine.acts_by_kernel(policy) for name, policy in setup.policies.items()
         }
@@ -107,7 +124,7 @@ class Cuda(PackedEngine):
     def rollout(
         self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array
     ) -> tuple[tuple, tuple]:
-        """All steps in one kernel where the rules have a place in it."""
+        """Run all steps in one kernel if it supports the environment."""
         by_scan = functools.partial(by_scan, given)
         if not decide(WHOLE, why_by_scan(given.setup)):
             return by_scan(carry, keys)
@@ -115,9 +132,7 @@ class Cuda(PackedEngine):
         def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
             try:
                 return play_replicas(given, carry, keys)
-            except (
-                Exception
-            ) as error:  # a custom `act` may take keys only; other errors occur again in the scan
+            except Exception as error:  # a custom `act` may require keys; others recur in the scan
                 decide(WHOLE, (str(error).strip() or type(error).__name__).splitlines()[0])
                 return by_scan(carry, keys)
 
@@ -125,39 +140,66 @@ class Cuda(PackedEngine):
 
 
 def draw_by_kernel(
-    policy: Any, state: ByKernel, obs: Any, keys: jax.Array, interpret: bool = False
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`act` by the kernel, from the same random numbers. `interpret`: in XLA, on any device, for tests."""
+    policy: Policy, state: ByKernel, obs: Observation, keys: jax.Array, interpret: bool = False
+) -> tuple[jax.Array, Fields]:
+    """Sample actions by the kernel, with the random numbers of `Engine.act`.
+
+    Args:
+        policy: static part of the policy.
+        state: its acting state.
+        obs: leaves [N, n, ...].
+        keys: [num_blocks], or uniform numbers [N, n, c].
+        interpret: run the kernel in XLA, on any device, for tests.
+
+    Returns:
+        (action [N, n, ...], {"value", and "log_prob" if kept: [N, n]}).
+    """
     inputs, shape = inputs_of(policy, state.state, obs), policy.engine.shape
     replicas = jax.tree.leaves(obs)[0].shape[0]
     rows = (replicas, inputs.shape[0] // replicas)
-    uniform = keys if keys.dtype == jnp.float32 else draw_uniform(policy.distribution, keys, *rows)
+    discrete = cast(Categorical, policy.distribution)
+    uniform = keys if keys.dtype == jnp.float32 else draw_uniform(discrete, keys, *rows)
     uniform = uniform.reshape(inputs.shape[0], -1)
-    with_log_prob = policy.algorithm.keeps_log_prob
+    keeps_log_prob = policy.algorithm.keeps_log_prob
     action, value, log_prob = act_kernel(
-        shape, state.towers, inputs, uniform, with_log_prob, interpret
+        shape, state.towers, inputs, uniform, keeps_log_prob, interpret
     )
-    notes = {"value": value.reshape(rows)}
-    if with_log_prob:
+    notes: Fields = {"value": value.reshape(rows)}
+    if log_prob is not None:
         notes["log_prob"] = log_prob.reshape(rows)
     return action.reshape(rows if shape.scalar else (*rows, -1)), notes
 
 
 def kernel_gradient(
-    loss: Callable,
-    policy: Any,
+    loss: Loss,
+    policy: Policy,
     state: PolicyState,
-    hypers: Any,
+    hypers: Hypers,
     batch: Any,
     interpret: bool = False,
-) -> tuple[Any, dict[str, jax.Array]]:
-    """`Engine.sum_gradient` by a kernel. `interpret`: step by step in XLA, on any device, for tests."""
+) -> tuple[Params, Means]:
+    """Compute `Engine.sum_gradient` by a kernel.
+
+    Args:
+        loss: as `PPO.loss`.
+        policy: static part of the policy.
+        state: its state.
+        hypers: hyperparameters at this point of the run.
+        batch: `Batch` with the transitions of this device.
+        interpret: run the kernel in XLA, on any device, for tests.
+    """
     params, back = jax.vjp(lambda params: named(state.replace(params=params)).params, state.params)
     state = named(state).replace(params=params)
     kernel = gradient_kernel if policy.engine.shape.is_narrow else wide_gradient
     action = batch.action.reshape(batch.valid.shape[0], -1)
     grads, sums = kernel(
-        policy.engine.shape, state.params, inputs_of(policy, state, batch.obs), action, rows_of(batch), loss,
-        policy.options(hypers), interpret,
-    )  # fmt: skip
+        policy.engine.shape,
+        state.params,
+        inputs_of(policy, state, batch.obs),
+        action,
+        rows_of(batch),
+        loss,
+        policy.options(hypers),
+        interpret,
+    )
     return back(grads)[0], sums

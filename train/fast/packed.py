@@ -1,8 +1,7 @@
-"""What the engines of CPUs and GPUs share: loops with few, large operations."""
+"""Base of the engines for CPUs and GPUs: loops with few, large operations."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,26 +9,29 @@ import jax.numpy as jnp
 from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.rows import OBSERVATIONS
+from wdjax.train.state.types import PyTree
 
 UNROLL = 16
-"""most steps in one turn of `PackedEngine.scan`: on a GPU a turn costs as much as thousands of additions"""
+"""most steps in one iteration of `PackedEngine.scan`, which costs a GPU thousands of additions"""
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedEngine(Engine):
-    """Small arrays that a loop reads or writes are one array: each would cost a kernel launch."""
+    """Packs small arrays that a loop reads or writes, as each array would cost a kernel launch."""
 
-    def pack(self, tree: Any, leading: int = 0) -> Packed:
+    def pack(self, tree: PyTree, leading: int = 0) -> Packed:
         return pack(tree, leading, OBSERVATIONS)
 
-    def unpack(self, packed: Packed) -> Any:
+    def unpack(self, packed: Packed) -> PyTree:
         return unpack(packed)
 
-    def scan(self, step: Callable, init: Any, rows: Any, reverse: bool = False) -> tuple[Any, Any]:
-        """`Engine.scan`, unrolled.
+    def scan(
+        self, step: Callable, init: PyTree, rows: PyTree, reverse: bool = False
+    ) -> tuple[PyTree, PyTree]:
+        """Unroll `Engine.scan` into at least two equal iterations.
 
-        At least two turns, all alike: XLA would fuse a single turn, and single steps beside whole turns, into every
-        reader, which takes it seconds.
+        XLA would fuse a single iteration, or remaining single steps, into every consumer of the
+        results, which takes seconds to compile.
         """
         num_steps = len(jax.tree.leaves(rows)[0])
         num_turns = max(2, -(-num_steps // UNROLL))

@@ -1,8 +1,8 @@
 """The state at the start of a run."""
 
 from collections.abc import Mapping
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -21,9 +21,13 @@ from wdjax.train.state.state import PolicyState, TrainState
 def init(
     setup: Setup, key: jax.Array, loaded: Mapping[str, PolicyState] | None = None
 ) -> TrainState:
-    """Returns the state at the start of a run: new networks and optimizers, every replica reset.
+    """Return the state at the start of a run: new networks and optimizers, all replicas reset.
 
-    `loaded` is what policies with a checkpoint begin with (`Learner.loaded`); without it they begin like all others.
+    Args:
+        setup: static part of the run.
+        key: random key of the run.
+        loaded: initial states of policies with a checkpoint (`Learner.loaded`); without one, their
+            parameters are new, too.
     """
     require_key(key)
     network_key, replica_key, run_key = jax.random.split(key, 3)
@@ -65,12 +69,12 @@ def init(
 def init_shared(
     setup: Setup, states: Mapping[str, PolicyState], key: jax.Array
 ) -> dict[str, PolicyState]:
-    """Return the new state of what each team shares, by team; teams that share nothing are left out."""
-    shared = {}
+    """Return the initial shared states, by team; teams without one are left out."""
+    shared: dict[str, PolicyState] = {}
     for i, (name, team) in enumerate(setup.teams.items()):
         params = None
         if team.shared is not None:
-            rngs = nnx.Rngs(jax.random.fold_in(key, 2**31 + i))  # far from the policies' own
+            rngs = nnx.Rngs(jax.random.fold_in(key, 2**31 + i))  # far from the keys of policies
             module = team.algorithm.make_shared(team, setup.context, rngs)
             params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
         own = team.algorithm.init_shared(
@@ -82,12 +86,12 @@ def init_shared(
 
 @no_garbage_collection()
 def abstract_state(setup: Setup) -> TrainState:
-    """Returns the shapes and dtypes of a run's state, and where it lies."""
-    # not Learner.init: the shapes need no checkpoint of another run, which may be gone
+    """Return shapes, dtypes and shardings of the state of a run."""
+    # not Learner.init, which reads checkpoints of other runs
     state = jax.eval_shape(lambda: init(setup, jax.random.key(0)))
     place = state_shardings(setup.num_devices) or SingleDeviceSharding(device_of_new_arrays())
 
-    def put(place: jax.sharding.Sharding, part: Any) -> Any:
+    def put(place: jax.sharding.Sharding, part: chex.ArrayTree) -> chex.ArrayTree:
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part
         )
@@ -107,8 +111,10 @@ def init_policy(policy: Policy, key: jax.Array, loaded: PolicyState | None = Non
 
 
 def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
-    """Returns the state of a new policy that was made with loaded parameters, with what else it was loaded with: the
-    normaliser's statistics and the number of gradient steps, as far as both have them."""
+    """Return a new state with the loaded normalizer and number of gradient steps.
+
+    Each of them is loaded only if both states have it.
+    """
     normalizer, theirs = state.normalizer, loaded.normalizer
     if normalizer is not None and theirs is not None:
         keeps_own = normalizer.reward is None or theirs.reward is None
@@ -119,6 +125,6 @@ def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
 
 
 def host_key(seed: int) -> jax.Array:
-    """Returns a key for what the host plays beside the run. `init` splits the seed's own key, and split(key, n)[i] is
-    fold_in(key, i): only a large number is sure to give another stream."""
+    """Return a key for evaluations on the host, independent of the keys of the run."""
+    # `init` splits the seed's key, and split(key, n)[i] is fold_in(key, i) for small i
     return jax.random.fold_in(jax.random.key(seed), 2**31)

@@ -1,9 +1,9 @@
-"""The learner: rollout and update of all policies as one compiled program, and training as a scan over it."""
+"""The learner: rollout and update of all policies, and training as a scan, as compiled programs."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,13 @@ from wdjax.train.rollout.opponents import finish
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.hypers import Hypers, logged_schedules
-from wdjax.train.state.metric import beside, values_of
+from wdjax.train.state.metric import Metric, beside, values_of
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rollout_metrics import episode_metrics
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.sharding import ROLLOUT, spread, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState, current_hypers
-from wdjax.train.state.types import Metrics
+from wdjax.train.state.types import EnvParams, Metrics
 
 
 class Run(Protocol):
@@ -50,15 +50,15 @@ class Learner:
     update: Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]
     """update(state) -> (state, metrics): one rollout and the learning from it"""
     run: Run
-    """run(state, num_updates=n) -> (state, metrics with leading axis [n]): a scan over `update`; n is static"""
+    """run(state, num_updates=n) -> (state, metrics [n]): a scan over `update`; n is static"""
     rollout: Callable[[TrainState], tuple[TrainState, Rollout]]
-    """rollout(state) -> (state, rollout): the transitions that `update` would learn from, [T, N, ...]; no learning"""
+    """rollout(state) -> (state, rollout): the rollout of `update`, [T, N, ...], without learning"""
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
-    """loaded() -> initial states of policies with a checkpoint, by name, as NumPy arrays; read on the first call"""
+    """loaded() -> initial states of policies with a checkpoint, by name; read on the first call"""
 
     @property
     def shapes(self) -> TrainState:
-        """shapes, dtypes and shardings of the states"""
+        """Shapes, dtypes and shardings of the states."""
         return abstract_state(self.setup)
 
     @property
@@ -70,7 +70,7 @@ class Learner:
         return self.setup.env
 
     @property
-    def env_params(self) -> Any:
+    def env_params(self) -> EnvParams:
         return self.setup.env_params
 
 
@@ -79,11 +79,12 @@ def make_learner(config: TrainConfig, trust: Collection[str] = ()) -> Learner:
 
     Args:
         config: configuration of the run. Code that it names is trusted and executed.
-        trust: additional modules from which saved runs may import code, if policies start from them (see `load_run`).
+        trust: additional modules from which saved runs may import code, if policies start from
+            them (see `load_run`).
 
     Returns:
-        A Learner. Its functions compile on the first call and support vmap: a population is a TrainState whose leaves
-        have a leading axis.
+        A Learner. Its functions compile on the first call and support vmap: a population is a
+        TrainState whose leaves have a leading axis.
 
     Raises:
         ValueError, TypeError: if the configuration is invalid; checked before anything is traced.
@@ -93,33 +94,32 @@ def make_learner(config: TrainConfig, trust: Collection[str] = ()) -> Learner:
 
 
 def learner_of(setup: Setup) -> Learner:
-    """Returns the learner of what `make_setup` has made."""
+    """Return the learner of a setup."""
     start = jax.jit(
         functools.partial(init, setup), out_shardings=state_shardings(setup.num_devices)
     )
     loaded = functools.cache(functools.partial(load_policies, setup))
     updates = jax.jit(functools.partial(run, setup), static_argnames="num_updates")
 
-    def run_so_many(state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]:
-        require_integer(
-            "num_updates", num_updates, 0
-        )  # here: to jit 2.0 and True are the 2 and 1 that it has compiled
+    def run_checked(state: TrainState, num_updates: int) -> tuple[TrainState, dict[str, jax.Array]]:
+        # jit would not distinguish 2.0 and True from 2 and 1
+        require_integer("num_updates", num_updates, 0)
         return updates(state, num_updates=int(num_updates))
 
-    run_so_many.lower = updates.lower  # as what jit returns has it
-    run_so_many.__qualname__ = "Learner.run"  # what Python says of a missing argument names it
+    run_checked.lower = updates.lower  # type: ignore[attr-defined]  # as jitted functions have
+    run_checked.__qualname__ = "Learner.run"  # for messages about arguments
     return Learner(
         setup=setup,
         init=(lambda key: start(key, loaded())) if begin_elsewhere(setup) else start,
         update=jax.jit(functools.partial(update, setup)),
-        run=run_so_many,
+        run=run_checked,
         rollout=jax.jit(functools.partial(play, setup)),
         loaded=loaded,
     )
 
 
 def play(setup: Setup, state: TrainState) -> tuple[TrainState, Rollout]:
-    """Play the rollout of an update without learning from it. The state has the update's next key."""
+    """Return the state and rollout of an update without learning; its key is the next one."""
 
     def play_share(setup: Setup, state: TrainState) -> tuple[TrainState, Rollout]:
         rollout_key, _, next_key = jax.random.split(state.key, 3)
@@ -130,13 +130,13 @@ def play(setup: Setup, state: TrainState) -> tuple[TrainState, Rollout]:
 
 
 def update(setup: Setup, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One rollout of all replicas, then the updates of every policy that learns from its own rows."""
+    """Return state and metrics after a rollout of all replicas and an update of all teams."""
     state, metrics = spread(setup, update_share, state)
     return state, values_of(metrics)
 
 
 def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
-    """`update` on one device, with the replicas that it holds; metrics are arrays, or `Metric`s."""
+    """Return state and metrics of `update` on one device, with its share of the replicas."""
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
     before, hypers = state, current_hypers(setup.config, state)
     state, played = rollout(setup, state, rollout_key)
@@ -144,38 +144,43 @@ def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     state, own, code = learn(setup, state, hypers, played, update_key)
     state, of_opponents = finish(setup, state, played)
     after = state.replace(key=next_key, num_updates=state.num_updates + 1)
-    return commit(setup, before, after, code), {
-        **metrics,
-        **of_opponents,
-        **own,
-        "bad_numbers": code,
-    }
+    metrics = {**metrics, **of_opponents, **own, "bad_numbers": code}
+    return commit(setup, before, after, code), metrics
 
 
 def learn(
     setup: Setup, state: TrainState, hypers: Mapping[str, Hypers], played: Rollout, key: jax.Array
 ) -> tuple[TrainState, Metrics, jax.Array]:
-    """Update every team from the transitions of a rollout, `state` being the state after it.
+    """Update every team from the transitions of a rollout.
+
+    Args:
+        setup: static part of the run.
+        state: state after the rollout.
+        hypers: by policy, with schedules evaluated.
+        played: the rollout.
+        key: key of the update.
 
     Returns:
-        (state, metrics, code): code, () int32, tells what is not finite (train/learner/bad_numbers.py).
+        (state, metrics, code [() int32] of `first_bad`).
     """
     num_blocks = setup.config.blocks // num_shards()
-    policies, shared, memory, metrics = (
-        dict(state.policies),
-        dict(state.shared),
-        dict(state.memory),
-        {},
-    )
+    policies, shared, memory = dict(state.policies), dict(state.shared), dict(state.memory)
+    metrics: Metrics = {}
     policy_keys = dict(zip(setup.policies, jax.random.split(key, len(setup.policies)), strict=True))
     bad_rows, bad_steps = {}, {}
     for team in setup.teams.values():
         of_team = ({name: of[name] for name in team.policies} for of in (policies, memory, hypers))
         own_policies, own_memory, own_hypers = of_team
         learned, common, memories, own = team.algorithm.update_team(
-            team, own_policies, shared.get(team.name), own_memory, own_hypers, played, policy_keys[team.first.name],
+            team,
+            own_policies,
+            shared.get(team.name),
+            own_memory,
+            own_hypers,
+            played,
+            policy_keys[team.first.name],
             num_blocks,
-        )  # fmt: skip
+        )
         memory |= memories
         shared |= {} if common is None else {team.name: common}
         for name, policy in team.policies.items():
@@ -185,9 +190,8 @@ def learn(
             )
             policies[name] = learned[name]
             reported = {field: hypers[name][field] for field in logged_schedules(policy.config)}
-            metrics |= beside(
-                join_metrics(reported, own[name], policy.config.past_selves > 0), name
-            )
+            joined = join_metrics(reported, own[name], policy.config.past_selves > 0)
+            metrics |= beside(joined, name)
         if team.name not in team.policies:
             metrics |= beside(own.get(team.name, {}), team.name)
     after = state.replace(policies=policies, shared=shared, memory=memory)
@@ -197,14 +201,19 @@ def learn(
 
 
 def join_metrics(
-    reported: Mapping[str, Any], own: Mapping[str, Any], has_snapshots: bool
-) -> dict[str, Any]:
-    """Return the metrics of a policy: the learner's, then those of its algorithm, as `user/NAME` if a name is taken."""
-    fixed = {f"episode_return{end}" for end in SPREAD} | (
-        {"past_self_blocks"} if has_snapshots else set()
-    )
+    reported: Mapping[str, jax.Array], own: Mapping[str, jax.Array | Metric], has_snapshots: bool
+) -> Metrics:
+    """Return the metrics of a policy.
+
+    Args:
+        reported: metrics of the learner.
+        own: metrics of the algorithm; with a taken name they become user/NAME.
+        has_snapshots: whether the policy has snapshots as opponents.
+    """
+    fixed = {f"episode_return{end}" for end in SPREAD}
+    fixed |= {"past_self_blocks"} if has_snapshots else set()
     taken = lambda name: name in metrics or name in fixed or name.startswith(OPPONENT)  # noqa: E731
-    metrics: dict[str, Any] = dict(reported)
+    metrics: Metrics = dict(reported)
     moved = {name: metric for name, metric in own.items() if taken(name)}
     metrics |= {name: metric for name, metric in own.items() if name not in moved}
     for name, metric in moved.items():
@@ -213,7 +222,7 @@ def join_metrics(
 
 
 def packed_update(setup: Setup, state: TrainState) -> tuple[TrainState, Packed]:
-    """`update_share`, its metrics in one array: else stacking them is a kernel for each."""
+    """Return the results of `update_share` with packed metrics, which a scan stacks at once."""
     state, metrics = update_share(setup, state)
     return state, pack(metrics)
 
@@ -221,7 +230,7 @@ def packed_update(setup: Setup, state: TrainState) -> tuple[TrainState, Packed]:
 def run(
     setup: Setup, state: TrainState, num_updates: int
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """`num_updates` updates as one scan; run(a) then run(b) equals run(a + b)."""
+    """Scan over `num_updates` updates; run(a) then run(b) equals run(a + b)."""
 
     def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = jax.lax.scan(
@@ -234,7 +243,7 @@ def run(
 
 
 def metric_names(setup: Setup) -> list[str]:
-    """Returns the names of what an update reports, without running one."""
+    """Return the names of the metrics of an update, without running one."""
     state = jax.eval_shape(lambda: init(setup, jax.random.key(0)))
     metrics = jax.eval_shape(functools.partial(run, setup, num_updates=1), state)[1]
     return [name for name in metrics if name != "bad_numbers"]
@@ -243,23 +252,24 @@ def metric_names(setup: Setup) -> list[str]:
 def run_up_to(
     setup: Setup, most: int, state: TrainState, num_updates: jax.Array
 ) -> tuple[TrainState, Packed]:
-    """`run`, but told how many updates only when it is called: one program for chunks of every size.
+    """Run a traced number of updates, with one program for chunks of any size.
 
-    On a GPU the host looks at the count before every update: up to 24 us more than in a scan of known length, where a
-    call of a program for each update takes 50 to 490 us more (H200).
+    On a GPU the host reads the counter before every update. This takes up to 24 us more per update
+    than a scan of static length; calling a program for each update takes 50 to 490 us more (H200).
 
     Args:
+        setup: static part of the run.
         most: the largest number of updates.
+        state: state of the run.
         num_updates: () int32, from 0 to `most`.
 
     Returns:
-        (state, metrics [most], packed, of which the first `num_updates` are those of `run`).
+        (state, packed metrics [most]). The first `num_updates` metrics are the metrics of `run`.
     """
 
     def loop(setup: Setup, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
-        packed = jax.jit(
-            functools.partial(packed_update, setup)
-        )  # traced once, for its shapes and in the loop
+        # traced once, for its shapes and in the loop
+        packed = jax.jit(functools.partial(packed_update, setup))
         rows = jax.tree.map(
             lambda row: jnp.zeros((most, *row.shape), row.dtype), jax.eval_shape(packed, state)[1]
         )

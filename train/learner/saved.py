@@ -1,5 +1,4 @@
-"""What a run has saved, read back: its setup, on one device, and the state of one of its checkpoints; and what comes
-with wdjax of the runs of the learning table."""
+"""Saved runs: setup, on one device, and state of a checkpoint; and bundled runs."""
 
 import dataclasses
 import functools
@@ -35,7 +34,7 @@ def read_run(
     num_updates: int | None = None,
     trust: Collection[str] = (),
 ) -> tuple[Setup, TrainState]:
-    """Returns what `load_run` does (train/load.py), the setup in place of its learner."""
+    """Return (setup, state) of a saved or bundled run. See `load_run` (train/load.py)."""
     if str(run_folder).startswith(REFERENCE):
         require(
             num_updates is None,
@@ -45,12 +44,12 @@ def read_run(
         )
         return read_reference(str(run_folder).removeprefix(REFERENCE))
     config = load_run_config(run_folder, trust)
-    config = dataclasses.replace(config, devices=1)  # it may have had more than there are here
+    config = dataclasses.replace(config, devices=1)  # the run may have had more devices
     require_same_switches(read_made_with(Path(run_folder)), f"the run in {run_folder}", [KEYS])
     setup = make_setup(config, trust)
     folder = Path(run_folder) / ("best" if best else "checkpoints")
     if not folder.is_dir():
-        none = best and config.best_by is None  # auto: several policies train
+        none = best and config.best_by is None  # auto with several policies
         why = (
             f": best_metric = {config.best_metric} selects none in this run. Name a metric."
             if none
@@ -64,25 +63,27 @@ def read_run(
         step = steps[-1] if num_updates is None else num_updates
         if step not in steps:
             held = ", ".join(map(str, steps))
-            raise FileNotFoundError(
-                f"no checkpoint of {step} updates in {folder}. Available: {held} (see keep_checkpoints)."
-            )
+            known = f"Available: {held} (see keep_checkpoints)"
+            raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}. {known}.")
         try:
             return setup, restore(manager, step, abstract_state(setup), config)[0]
         except DamagedCheckpointError:
             manager.reload()
             if num_updates is not None or manager.latest_step() == step:
                 raise
-    return read_run(
-        run_folder, best, trust=trust
-    )  # the run goes on at this moment, and has cleaned that one away
+    # the run is training, and has deleted this checkpoint
+    return read_run(run_folder, best, trust=trust)
 
 
 def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
-    """Returns (folder, checkpoint) of "runs/a@best", "runs/a@120", "runs/a@newest"; without one the default.
+    """Return (folder, checkpoint) of "runs/a@best", "runs/a@120" or "runs/a@newest".
+
+    Args:
+        run: folder, with or without a checkpoint.
+        default: checkpoint if `run` names none.
 
     Raises:
-        ValueError: where what follows @ is none of these.
+        ValueError: for another text after @.
     """
     folder, _, own = run.rpartition("@") if "@" in run and not Path(run).exists() else (run, "", "")
     own = own or default
@@ -94,7 +95,7 @@ def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
 def read_named(
     run: str, default: str = "newest", trust: Collection[str] = ()
 ) -> tuple[Setup, TrainState]:
-    """Returns what `read_run` does, of a checkpoint named as for `split_checkpoint`."""
+    """Return the result of `read_run` for a checkpoint named as for `split_checkpoint`."""
     folder, which = split_checkpoint(run, default)
     return read_run(
         folder,
@@ -110,10 +111,13 @@ def list_references() -> list[str]:
 
 
 def read_reference(row: str) -> tuple[Setup, TrainState]:
-    """Returns the setup of a row of the learning table, and a new state with what its first seed learned.
+    """Return (setup, state) of a bundled run: a new state with learned parameters.
+
+    Args:
+        row: name of the run, a row of the table of learning results.
 
     Raises:
-        ValueError: for a row of which no policies come with wdjax, with the nearest right one.
+        ValueError: for an unknown run, with the closest name.
     """
     require_known("reference", row, list_references())
     config = read_config(read_yaml(LEARNING_TABLE / "results" / f"{row}.yaml")["config"])
@@ -125,13 +129,15 @@ def read_reference(row: str) -> tuple[Setup, TrainState]:
     with np.load(LEARNING_TABLE / "policies" / f"{row}.npz") as file:
         leaves = [jnp.asarray(file[place]) for place in by_place(learned)]
     learned = jax.tree.unflatten(jax.tree.structure(learned), leaves)
-    policies = {name: own.replace(params=learned[name].params, normalizer=learned[name].normalizer)
-                for name, own in state.policies.items()}  # fmt: skip
+    policies = {
+        name: own.replace(params=learned[name].params, normalizer=learned[name].normalizer)
+        for name, own in state.policies.items()
+    }
     return setup, state.replace(policies=policies)
 
 
 def save_learned(path: Path, state: TrainState) -> None:
-    """Writes what acting needs of all policies, arrays by their places, for `read_reference`."""
+    """Write the acting states of all policies for `read_reference`, as arrays by path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as file:
         np.savez_compressed(file, **jax.device_get(by_place(_learned(state))))

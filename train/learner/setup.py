@@ -1,12 +1,12 @@
-"""From a configuration to the fixed part of a run."""
+"""Setup of a run: the static part, built from a configuration."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -33,9 +33,14 @@ from wdjax.vector import ResetPool, vectorize
 
 
 def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
-    """Checks a configuration and builds the fixed part of a run from it; `trust` as for `make_learner`."""
+    """Validate a configuration and return the static part of its run.
+
+    Args:
+        config: configuration of the run.
+        trust: as for `make_learner`.
+    """
     require_config(config)
-    config = read_config(config)  # one that was built in Python may hold any type
+    config = read_config(config)  # checks the types of values that were set in Python
     config = in_env_steps(config, config.total_env_steps)
     env, env_params, assignments = validate(config)
     wake_device().result()
@@ -48,15 +53,23 @@ def make_setup(config: TrainConfig, trust: Collection[str] = ()) -> Setup:
     replicas = vectorize(env, config.num_envs, reset)
     replicas = dataclasses.replace(replicas, with_final_state=keeps_state and env.can_truncate)
     return Setup(
-        config, env, env_params, replicas, policies, context, teams, engine_class(config.kernels)(),
-        choose_devices(config), with_own(trust, config),
-    )  # fmt: skip
+        config,
+        env,
+        env_params,
+        replicas,
+        policies,
+        context,
+        teams,
+        engine=engine_class(config.kernels)(),
+        num_devices=choose_devices(config),
+        trust=with_own(trust, config),
+    )
 
 
 def make_teams(
     config: TrainConfig, policies: Mapping[str, Policy], context: Context
 ) -> dict[str, Team]:
-    """Return the teams of the policies that learn, in the order of their first policies."""
+    """Return the teams of trainable policies, in the order of their first policies."""
     owner = {policy: name for name, team in config.teams.items() for policy in team.policies}
     members: dict[str, dict[str, Policy]] = {}
     for name, policy in policies.items():
@@ -74,15 +87,14 @@ def make_teams(
 
 
 def require_config(config: TrainConfig) -> None:
-    """Raises TypeError for the name of a preset in the place of a configuration."""
+    """Raise TypeError for the name of a preset instead of a configuration."""
     if isinstance(config, (str, Path)):
-        raise TypeError(
-            f"config = {str(config)!r}: must be a TrainConfig. Use load_config({str(config)!r})."
-        )
+        use = f"Use load_config({str(config)!r})"
+        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig. {use}.")
 
 
 def make_policy(name: str, context: Context) -> Policy:
-    """Return the static part of a policy: its algorithm, distribution and the structure of its network."""
+    """Return the static part of a policy: algorithm, distribution and network structure."""
     config, assignment = context.run_config, context.assignments[name]
     own = config.policy(name)
     algorithm = find_algorithm(own.algorithm)
@@ -93,39 +105,31 @@ def make_policy(name: str, context: Context) -> Policy:
     if is_own := not type(algorithm).__module__.startswith("wdjax."):
         require_used(name, context, own, algorithm, network)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
-    require(
-        count <= LARGEST,
-        f"policies.{name}.network: number of parameters",
-        count,
-        f"at most {LARGEST}",
-    )
-    if algorithm.has_kernels and is_custom(algorithm.loss):
-        words = "linear in the means of its terms (a square or a logarithm of a mean is not)"
-        require(
-            is_linear(algorithm.loss, own.options),
-            f"policies.{name}.algorithm: its loss",
-            own.algorithm,
-            words,
-        )
-    distribution, encoder = (
-        algorithm.make_distribution(own, assignment),
-        encoder_class(own.network.encoder),
-    )
+    field = f"policies.{name}.network: number of parameters"
+    require(count <= LARGEST, field, count, f"at most {LARGEST}")
+    loss = getattr(algorithm, "loss", None)
+    if algorithm.has_kernels and loss and is_custom(loss):
+        allowed = "linear in the means of its terms (a square or a logarithm of a mean is not)"
+        linear = is_linear(loss, own.options)
+        require(linear, f"policies.{name}.algorithm: its loss", own.algorithm, allowed)
+    distribution = algorithm.make_distribution(own, assignment)
+    encoder = encoder_class(own.network.encoder)
     policy = Policy(
         name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, context
     )
     if is_own and own.normalize_observation:
         params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
         state = jax.eval_shape(functools.partial(algorithm.init, policy), params)
-        words = f"False (the default): {own.algorithm} does not use it"
-        require(state.normalizer is not None, f"policies.{name}.normalize_observation", True, words)
+        allowed = f"False (the default): {own.algorithm} does not use it"
+        field = f"policies.{name}.normalize_observation"
+        require(state.normalizer is not None, field, True, allowed)
     return dataclasses.replace(policy, engine=policy_engine(policy, config.kernels))
 
 
 def abstract_network(
     name: str, context: Context, config: NetworkConfig, algorithm: Algorithm
 ) -> nnx.Module:
-    """Return the network of a policy for this configuration of it, as shapes and dtypes."""
+    """Return the network of a policy with another configuration, as shapes and dtypes."""
     own, assignment = context.run_config.policy(name), context.assignments[name]
     built = building_config(dataclasses.replace(own, network=config), assignment)
     return nnx.eval_shape(
@@ -134,37 +138,34 @@ def abstract_network(
 
 
 def require_plain_parameters(path: str, network: nnx.Module) -> None:
-    """Raise TypeError for a network with variables that are not trained parameters, such as batch statistics."""
+    """Raise TypeError for a network with variables that are not trained, like batch statistics."""
     others = nnx.state(network, nnx.filterlib.Not(nnx.Any(nnx.Param, nnx.RngState)))
     kinds = sorted({type(leaf).__name__ for _, leaf in nnx.to_flat_state(others)})
-    words = f"a module whose variables are all nnx.Param, without {', '.join(kinds)}. Only parameters are trained"
-    require(not kinds, path, type(network).__name__, words, TypeError)
+    allowed = f"a module whose variables are all nnx.Param, without {', '.join(kinds)}"
+    reason = "Only parameters are trained"
+    require(not kinds, path, type(network).__name__, f"{allowed}. {reason}", TypeError)
 
 
-ADDED = (
-    "recurrent_size",
-    "encoder",
-    "head_hidden_sizes",
-)  # fields of NetworkConfig that add a part to the network
+# fields of NetworkConfig that add a part to the network
+ADDED = ("recurrent_size", "encoder", "head_hidden_sizes")
 
 
 def require_used(
     name: str, context: Context, config: PolicyConfig, algorithm: Algorithm, network: nnx.Module
 ) -> None:
-    """Raise ValueError for a part of the network that a custom algorithm ignores: without it, nothing changes."""
+    """Raise ValueError for a field in ADDED that does not change a custom algorithm's network."""
     for field in ADDED:
         value, usual = getattr(config.network, field), getattr(NetworkConfig(), field)
         if value == usual:
             continue
-        other = abstract_network(
-            name, context, dataclasses.replace(config.network, **{field: usual}), algorithm
-        )
-        same = nnx.graphdef(network) == nnx.graphdef(other) and shapes_of(network) == shapes_of(
-            other
-        )
-        words = f"{usual!r} (the default): {config.algorithm} does not use it"
-        require(not same, f"policies.{name}.network.{field}", value, words)
+        without = dataclasses.replace(config.network, **{field: usual})
+        other = abstract_network(name, context, without, algorithm)
+        same = nnx.graphdef(network) == nnx.graphdef(other)
+        same = same and shapes_of(network) == shapes_of(other)
+        allowed = f"{usual!r} (the default): {config.algorithm} does not use it"
+        require(not same, f"policies.{name}.network.{field}", value, allowed)
 
 
-def shapes_of(network: nnx.Module) -> Any:
+def shapes_of(network: nnx.Module) -> chex.ArrayTree:
+    """Return the shapes of the parameters of a network."""
     return jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(network, nnx.Param)))

@@ -1,7 +1,6 @@
-"""What a TrainConfig may hold: checked before anything is traced."""
+"""Validation of a TrainConfig, before anything is traced."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from wdjax.checks import require, require_known
 from wdjax.env import Env
 from wdjax.env_checker import DECLARED, RETURNED, require_rules
 from wdjax.metric_names import statistic_names
-from wdjax.spaces import LARGEST, Dict
+from wdjax.spaces import LARGEST, Dict, Space
 from wdjax.train.config.env_params import make_env
 from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
@@ -17,32 +16,25 @@ from wdjax.train.networks.encoders import MASK, check_options, encoder_class, re
 from wdjax.train.rollout.opponents import RANDOM, pool_of
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
 from wdjax.train.state.registry import find_algorithm
+from wdjax.train.state.types import EnvParams
 
 
-def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
-    """Checks a configuration whole. Returns (env, env_params, assignments), which the checks have built anyway.
+def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]]:
+    """Validate a configuration. Return (env, env_params, assignments by policy).
 
     Raises:
-        ValueError, TypeError: naming the field, its value and what is allowed.
+        ValueError, TypeError: with the field, its value and the allowed values.
     """
     require_allowed("", config)
     steps = config.total_env_steps
     most = LARGEST * config.env_steps_per_update
-    require(
-        steps <= most,
-        "total_env_steps",
-        steps,
-        f"at most {most} (2**31 - 1 updates, counted in int32)",
-    )
+    allowed = f"at most {most} (2**31 - 1 updates, counted in int32)"
+    require(steps <= most, "total_env_steps", steps, allowed)
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
     fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
-    require(
-        fits,
-        "devices",
-        config.devices,
-        f"a divisor of num_blocks = {config.blocks} (0: as many as possible)",
-    )
+    allowed = f"a divisor of num_blocks = {config.blocks} (0: as many as possible)"
+    require(fits, "devices", config.devices, allowed)
     if not isinstance(config.reset, str):
         allowed = "'fresh', 'fixed' or a number of starts, at least 1 and below 2**31"
         require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
@@ -58,12 +50,8 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
     rows = config.env_steps_per_update * agents
     require(rows <= LARGEST, "transitions per rollout", rows, f"below 2**31: {factors}")
     for name, policy in config.policies.items():
-        require(
-            name and "/" not in name and "." not in name,
-            "policies",
-            name,
-            "a name without '/' and '.'",
-        )
+        usable = name and "/" not in name and "." not in name
+        require(usable, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
     _validate_teams(config)
     assignments = assign_agents(env, params, config.policies)
@@ -76,14 +64,14 @@ def validate(config: TrainConfig) -> tuple[Env, Any, dict[str, Assignment]]:
         algorithm.check(name, config, assignment)
         _validate_mask(name, assignment)
     returns = [f"{name}/episode_return" for name in config.policies]
-    if config.best_by not in (None, *returns):
-        require_known(
-            "best_metric", config.best_by, [*returns, *reported_statistics(env, params, config)]
-        )
+    best = config.best_by
+    if best is not None and best not in returns:
+        known = [*returns, *reported_statistics(env, params, config)]
+        require_known("best_metric", best, known)
     return env, params, assignments
 
 
-def reported_statistics(env: Env, params: Any, config: TrainConfig) -> list[str]:
+def reported_statistics(env: Env, params: EnvParams, config: TrainConfig) -> list[str]:
     """Return the metrics of an environment's statistics; traces its step."""
     info = require_rules(env, params, RETURNED).step[1]["info"]
     sums, ratios = statistic_names(info, env.info_ratios, config.policies, group_sizes(env))
@@ -92,19 +80,12 @@ def reported_statistics(env: Env, params: Any, config: TrainConfig) -> list[str]
 
 def _validate_teams(config: TrainConfig) -> None:
     for name, team in config.teams.items():
-        path, trained = (
-            f"teams.{name}",
-            [config.policies[policy].trainable for policy in team.policies],
-        )
+        path, names = f"teams.{name}", list(team.policies)
         usable = name and "/" not in name and "." not in name and name not in config.policies
-        require(usable, "teams", name, "a name without '/' and '.', and not that of a policy")
-        require(len(trained) > 0, f"{path}.policies", list(team.policies), "at least one policy")
-        require(
-            len(set(trained)) == 1,
-            f"{path}.policies",
-            list(team.policies),
-            "all trainable, or none of them",
-        )
+        require(usable, "teams", name, "a name without '/' and '.' that no policy has")
+        require(len(names) > 0, f"{path}.policies", names, "at least one policy")
+        trained = {config.policies[policy].trainable for policy in names}
+        require(len(trained) == 1, f"{path}.policies", names, "all trainable, or none of them")
         require_allowed(f"{path}.", team)
 
 
@@ -112,68 +93,45 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
     frozen = policy.past_selves and not policy.trainable
     require_allowed(f"{path}.", policy)
-    require(
-        not frozen,
-        f"{path}.past_selves",
-        policy.past_selves,
-        "0 if trainable is false: the policy never changes",
-    )
+    allowed = "0 if trainable is false: the policy never changes"
+    require(not frozen, f"{path}.past_selves", policy.past_selves, allowed)
     check_options(f"{path}.network", policy.network)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw
-    require(
-        not shifted,
-        f"{path}.normalize_observation",
-        True,
-        f"false with encoder {policy.network.encoder!r}",
-    )
+    allowed = f"false with encoder {policy.network.encoder!r}"
+    require(not shifted, f"{path}.normalize_observation", True, allowed)
 
 
 def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignment) -> None:
-    """Refuses what cannot play in the place of a policy, and shares that are none."""
+    """Raise ValueError for opponents that cannot replace a policy, and for invalid shares."""
     policy, path = config.policies[name], f"policies.{name}"
     alone, pool = len(config.policies) == 1, pool_of(policy)
     for field, usual in (("past_selves", "0"), ("opponents", "left out")):
         value = getattr(policy, field)
-        require(
-            not (value and alone),
-            f"{path}.{field}",
-            value,
-            f"{usual} in a run with a single policy",
-        )
+        allowed = f"{usual} in a run with a single policy"
+        require(not (value and alone), f"{path}.{field}", value, allowed)
     what = "past_selves" if policy.past_selves else "opponents"
-    words = f"at least 2, because {path} has {what}: each block is played by the policy or by one opponent"
-    require(not pool.size or config.blocks >= 2, "num_blocks", config.blocks, words)
+    reason = f"{path} has {what}: each block is played by the policy or by one opponent"
+    enough = not pool.size or config.blocks >= 2
+    require(enough, "num_blocks", config.blocks, f"at least 2, because {reason}")
     for field in ("opponents_every", "opponents_priority"):
-        usual = getattr(PolicyConfig(), field)
-        words = f"{usual} (the default) without opponents and past_selves"
-        require(
-            pool.size or getattr(policy, field) == usual,
-            f"{path}.{field}",
-            getattr(policy, field),
-            words,
-        )
-    for who in pool.rules:
-        require_known(
-            f"script in {path}.opponents (a run is a path that contains '/'):",
-            who,
-            [RANDOM, *env.scripts],
-        )
-        group = None if who == RANDOM else env.scripts[who][0]
+        value, usual = getattr(policy, field), getattr(PolicyConfig(), field)
+        allowed = f"{usual} (the default) without opponents and past_selves"
+        require(pool.size or value == usual, f"{path}.{field}", value, allowed)
+    for script in pool.rules:
+        kind = f"script in {path}.opponents (a run is a path that contains '/'):"
+        require_known(kind, script, [RANDOM, *env.scripts])
+        group = None if script == RANDOM else env.scripts[script][0]
         others = [part.group for part in assignment.segments if group not in (None, part.group)]
-        words = f"a script that also acts for {', '.join(others)}: this one acts for {group} only"
-        require(not others, f"{path}.opponents: script", who, words)
+        allowed = f"a script that also acts for {', '.join(others)}: this one acts for {group} only"
+        require(not others, f"{path}.opponents: script", script, allowed)
     _validate_shares(path, policy)
 
 
 def _validate_shares(path: str, policy: PolicyConfig) -> None:
-    past = (
-        {f"{path}.past_selves_fraction": policy.past_selves_fraction} if policy.past_selves else {}
-    )
-    shares = {
-        **past,
-        **{f"{path}.opponents.{who}": share for who, share in policy.opponents.items()},
-    }
+    shares = {f"{path}.opponents.{name}": share for name, share in policy.opponents.items()}
+    if policy.past_selves:
+        shares = {f"{path}.past_selves_fraction": policy.past_selves_fraction, **shares}
     for field, share in shares.items():
         require_schedule(field, share)
     points = {name: dict(points_of(share)) for name, share in shares.items()}
@@ -182,15 +140,9 @@ def _validate_shares(path: str, policy: PolicyConfig) -> None:
             name: float(np.interp(step, list(share), list(share.values())))
             for name, share in points.items()
         }
-        words = (
-            f"at most 1 in total ({', '.join(f'{name} {value:g}' for name, value in at.items())})"
-        )
-        require(
-            sum(at.values()) <= 1 + 1e-6,
-            f"sum of opponent shares at env step {step:g}",
-            sum(at.values()),
-            words,
-        )
+        listed = ", ".join(f"{name} {value:g}" for name, value in at.items())
+        field, value = f"sum of opponent shares at env step {step:g}", sum(at.values())
+        require(value <= 1 + 1e-6, field, value, f"at most 1 in total ({listed})")
 
 
 def _validate_mask(name: str, assignment: Assignment) -> None:
@@ -198,12 +150,11 @@ def _validate_mask(name: str, assignment: Assignment) -> None:
     observation = assignment.observation_space
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
-            raise ValueError(
-                f"policies.{name}: observation[{part!r}] contains {MASK}: must be a top-level key of the observation"
-            )
+            field = f"policies.{name}: observation[{part!r}] contains {MASK}"
+            raise ValueError(f"{field}: must be a top-level key of the observation")
 
 
-def _has_mask(space: Any) -> bool:
+def _has_mask(space: Space) -> bool:
     return isinstance(space, Dict) and (
         MASK in space.spaces or any(map(_has_mask, space.spaces.values()))
     )

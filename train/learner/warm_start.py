@@ -1,9 +1,10 @@
-"""What other runs have learned: a policy begins with it (`checkpoint`), or it plays in its place (`opponents`). Both
-name it "RUN[@CHECKPOINT][:POLICY]"."""
+"""Policies of other runs, as initial states (`checkpoint`) or opponents (`opponents`).
+
+Both fields name them "RUN[@CHECKPOINT][:POLICY]".
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +20,20 @@ from wdjax.train.state.state import PolicyState, TrainState
 
 
 def parse_checkpoint(text: str) -> tuple[str, str]:
-    """Returns ("runs/a@best", "runner") of "runs/a@best:runner"; the second is "" where no policy is named."""
+    """Return ("runs/a@best", "runner") for "runs/a@best:runner"; without a policy, "" for it."""
     run, colon, policy = text.rpartition(":")
-    if (
-        not colon or "/" in policy or "\\" in policy or f"{run}:" == REFERENCE
-    ):  # the colon of C:\runs
+    is_path = "/" in policy or "\\" in policy  # after the colon of C:\runs
+    if not colon or is_path or f"{run}:" == REFERENCE:
         return text, ""
     return run, policy
 
 
 def checkpoints_of(setup: Setup) -> Iterator[tuple[str, Policy, str, str]]:
-    """Yields (key of what is loaded, policy, the field that names it, its text) of all that policies read of runs: by
-    the policy's name what it begins with, by "POLICY/RUN" who plays in its place."""
+    """Yield (key, policy, field, text) of all checkpoints of other runs.
+
+    The key is the name of the policy for `checkpoint`, and "POLICY/RUN" for `opponents`. The field,
+    for messages, contains the text.
+    """
     for name, policy in setup.policies.items():
         if text := policy.config.checkpoint:
             yield name, policy, f"policies.{name}.checkpoint = {text!r}", text
@@ -39,12 +42,12 @@ def checkpoints_of(setup: Setup) -> Iterator[tuple[str, Policy, str, str]]:
 
 
 def begin_elsewhere(setup: Setup) -> bool:
-    """Returns whether a policy reads a checkpoint of another run."""
+    """Return whether a policy reads a checkpoint of another run."""
     return any(True for _ in checkpoints_of(setup))
 
 
 def load_policies(setup: Setup) -> dict[str, PolicyState]:
-    """`read_policies`, also where somebody's jit or vmap is being traced: in a thread of its own nothing is."""
+    """Return `read_policies`, read in a thread so that it also works under jit and vmap."""
     if not begin_elsewhere(setup):
         return {}
     with ThreadPoolExecutor(1) as thread:
@@ -52,15 +55,15 @@ def load_policies(setup: Setup) -> dict[str, PolicyState]:
 
 
 def read_policies(setup: Setup) -> dict[str, PolicyState]:
-    """Reads the checkpoints that a configuration names.
+    """Read the checkpoints that a configuration names.
 
     Returns:
-        key of `checkpoints_of` -> parameters, normaliser statistics and (DDPG) the number of gradient steps, as NumPy
-        arrays.
+        key of `checkpoints_of` -> parameters, normalizer and (DDPG) number of gradient steps, as
+        NumPy arrays.
 
     Raises:
-        ValueError, FileNotFoundError: naming the field, where there is no such run, checkpoint or policy, or it has
-            learned with another network, other spaces or another kind of algorithm.
+        ValueError, FileNotFoundError: with the field, if there is no such run, checkpoint or
+            policy, or it has another network, other spaces or another kind of algorithm.
     """
     runs: dict[str, tuple[Setup, TrainState]] = {}
     loaded = {}
@@ -77,9 +80,8 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         theirs = state.policies[wanted or name]
         require_same_policy(field, policy, other.policies[wanted or name])
         own = jax.eval_shape(lambda policy=policy: init_policy(policy, jax.random.key(0))).params
-        if jax.tree.map(jnp.shape, theirs.params) != jax.tree.map(
-            jnp.shape, own
-        ):  # a class of one's own has changed
+        shapes, expected = (jax.tree.map(jnp.shape, params) for params in (theirs.params, own))
+        if shapes != expected:  # a custom network has changed
             raise ValueError(f"{field}: its parameter shapes differ from those in policies.{name}")
         kept = PolicyState(
             theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps
@@ -89,34 +91,26 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
 
 
 def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
-    """Raises ValueError, naming what differs, where parameters of one policy mean nothing to another."""
+    """Raise ValueError, with the difference, if policies cannot share parameters."""
     path = f"policies.{policy.name}"
     same = type(policy.algorithm).make_network is type(theirs.algorithm).make_network
-    require(
-        same,
-        f"{path}.algorithm",
-        policy.config.algorithm,
-        f"{theirs.config.algorithm!r}, as in {field}",
-    )
+    allowed = f"{theirs.config.algorithm!r}, as in {field}"
+    require(same, f"{path}.algorithm", policy.config.algorithm, allowed)
     own, other = (read_part(p.config) for p in (policy, theirs))
     for name, value in own.items():
-        require(
-            value == other.get(name), f"{path}.{name}", value, f"{other.get(name)!r}, as in {field}"
-        )
+        allowed = f"{other.get(name)!r}, as in {field}"
+        require(value == other.get(name), f"{path}.{name}", value, allowed)
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
     require(mine == his, f"{path}.agents: agent types", mine, f"{his} in this order, as in {field}")
     for kind in ("observation_space", "action_space"):
         mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
         if _form(mine) != _form(his):
-            raise ValueError(
-                f"{field}: its {kind.replace('_', ' ')} {his} must match {mine} of {path}. Only bounds may differ."
-            )
+            match = f"must match {mine} of {path}. Only bounds may differ."
+            raise ValueError(f"{field}: its {kind.replace('_', ' ')} {his} {match}")
 
 
-def _form(space: Space) -> Any:
-    """Returns a space without its bounds: in another version of a game they may be others."""
-    if isinstance(space, Dict):
-        return [
-            (name, _form(part)) for name, part in space.spaces.items()
-        ]  # in their order, which is the network's
+def _form(space: Space) -> object:
+    """Return a space without its bounds, which may differ between versions of an environment."""
+    if isinstance(space, Dict):  # in the order of the network's inputs
+        return [(name, _form(part)) for name, part in space.spaces.items()]
     return (space.shape, jnp.dtype(space.dtype)) if isinstance(space, Box) else space

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from wdjax.files import make_folder_inside, read_json, read_text, write_text
 from wdjax.train.config.schema import TrainConfig
@@ -19,7 +19,10 @@ from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoi
 from wdjax.train.storage.folder import SWEEP, make_folder
 from wdjax.train.storage.metrics_log import open_log, summarize
 
-After = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
+Member: TypeAlias = Mapping[str, object]
+"""content of members.json for a member"""
+After: TypeAlias = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
+"""after(states, rows, rows of the chunk before) -> (states, rows), see `Population.train`"""
 
 
 def write_members(workdir: Path, text: str) -> None:
@@ -40,7 +43,9 @@ def require_members(workdir: Path, text: str) -> bool:
     return file.exists()
 
 
-def is_done(workdir: Path, last: int, goals: Any, say: Callable[[str], Any]) -> bool:
+def is_done(
+    workdir: Path, last: int, goals: Mapping[str, float], say: Callable[[str], object]
+) -> bool:
     """Return whether a folder is finished and its newest checkpoint complete.
 
     With a damaged checkpoint, or with fewer updates than `last` and no goals (`stop_at`), training
@@ -63,7 +68,7 @@ def is_done(workdir: Path, last: int, goals: Any, say: Callable[[str], Any]) -> 
 
 
 def member_rows(
-    setup: Setup, members: Sequence[Mapping[str, Any]], done: int, parts: Sequence[Part]
+    setup: Setup, members: Sequence[Member], done: int, parts: Sequence[Part]
 ) -> list[Row]:
     """Return a row for every member: the metrics of a run, without times, of its finite updates.
 
@@ -78,7 +83,7 @@ def member_rows(
     return rows
 
 
-def bad_members(setup: Setup, members: Sequence[Mapping[str, Any]], parts: Sequence[Part]) -> str:
+def bad_members(setup: Setup, members: Sequence[Member], parts: Sequence[Part]) -> str:
     """Return a warning about members with bad updates; one that ends is named only once."""
     skips = setup.config.on_bad_numbers == "skip"
     bad = [

@@ -11,9 +11,9 @@ import dataclasses
 import functools
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from wdjax.train.learner.learner import Learner, learner_of, make_learner
 from wdjax.train.learner.setup import require_config
 from wdjax.train.population.chunks import (
     After,
+    Member,
     bad_members,
     ended_members,
     is_done,
@@ -105,7 +106,7 @@ class Population:
         configs: Sequence[TrainConfig],
         devices: int = 0,
         trust: Collection[str] = (),
-        members: Sequence[Mapping[str, Any]] | None = None,
+        members: Sequence[Member] | None = None,
     ):
         configs = read_members(configs)
         number = choose_num_devices(devices or most_devices(len(configs)))
@@ -119,7 +120,9 @@ class Population:
         self.size = len(configs)  # members in the program; the last of `configs` fills the rest
         self.programs = Programs.make(static, configs[0], number, trust)
 
-    def _with(self, configs: Sequence, members: Sequence, size: int) -> "Population":
+    def _with(
+        self, configs: list[TrainConfig], members: Sequence[Member], size: int
+    ) -> "Population":
         other = copy.copy(self)
         other.configs, other.members, other.size = configs, members, size
         return other
@@ -130,15 +133,17 @@ class Population:
         configs: Sequence[TrainConfig],
         devices: int = 0,
         trust: Collection[str] = (),
-        members: Sequence[Mapping[str, Any]] | None = None,
+        members: Sequence[Member] | None = None,
         known: Sequence["Population"] = (),
     ) -> list["Population"]:
         """Return a population for each program that the configurations need, in their order.
 
         Args:
-            configs, trust, members: as for `Population`.
+            configs: as for `Population`.
             devices: number of devices; 0: all (a CPU counts as one). The last member is repeated
                 if they cannot share the members equally.
+            trust: as for `Population`.
+            members: as for `Population`.
             known: populations whose compiled programs are used again.
         """
         configs, number = read_members(configs), choose_num_devices(devices)
@@ -193,7 +198,7 @@ class Population:
         return self.programs.abstract(self.configs[0], self.size)
 
     def init(self) -> TrainState:
-        """Return the first states, leaves [members, ...], equal to `Learner.init` of each member."""
+        """Return the first states, [members, ...], equal to `Learner.init` of each member."""
         rest = self.configs[-1:] * (self.size - len(self.configs))
         return self.programs.start([*self.configs, *rest])
 
@@ -235,9 +240,9 @@ class Population:
             ValueError: if the indices are not one place for each state.
         """
         states, chosen = self.place(states), np.asarray(indices)
-        known = chosen.dtype.kind in "iu" and chosen.shape == (self.size,)
-        known = known and ((chosen >= 0) & (chosen < self.size)).all()
-        require(known, "indices", chosen, f"{self.size} numbers from 0 to {self.size - 1}")
+        fits = chosen.dtype.kind in "iu" and chosen.shape == (self.size,)
+        inside = fits and ((chosen >= 0) & (chosen < self.size)).all()
+        require(inside, "indices", chosen, f"{self.size} numbers from 0 to {self.size - 1}")
         return self.place(take_members(states, chosen).replace(key=states.key))
 
     def hypers(self, states: TrainState) -> dict[str, jax.Array]:
@@ -322,7 +327,7 @@ class Population:
         callbacks: Sequence[Callback | str] = (),
         runs: Path | None = None,
         stop: threading.Event | None = None,
-        say: Callable[[str], Any] = print,
+        say: Callable[[str], object] = print,
     ) -> bool:
         """Train all members in a folder, from its newest checkpoint if it has one.
 
@@ -372,12 +377,10 @@ class Population:
 
             def judge(chunk: Chunk) -> Outcome:
                 nonlocal known
-                states, rows = (
-                    chunk.state,
-                    member_rows(setup, self.members, chunk.done, chunk.parts),
-                )
+                states = chunk.state
+                rows = member_rows(setup, self.members, chunk.done, chunk.parts)
                 if after is not None:
-                    states, rows = after(states, rows, known)
+                    states, rows = after(cast(TrainState, states), rows, known)
                     states = self.place(states)
                 known = rows
                 ended.update(ended_members(self.config, rows, after is not None))
@@ -405,7 +408,7 @@ class Population:
         callbacks: Sequence[Callback],
         folder: Path,
         stop: threading.Event,
-        say: Callable[[str], Any],
+        say: Callable[[str], object],
         rows: Sequence[Row],
     ) -> None:
         asked = []
@@ -445,7 +448,7 @@ def read_members(configs: Sequence[TrainConfig]) -> list[TrainConfig]:
     return members
 
 
-def difference(static: Any, other: Any, places: Sequence[int]) -> str:
+def difference(static: tuple, other: tuple, places: Sequence[int]) -> str:
     """Return the error of configurations that need another program, with the first field."""
     first, second = (flat(plain_config(values[0])) for values in (static, other))
     names = [name for name in second if first.get(name) != second[name]]
@@ -455,8 +458,8 @@ def difference(static: Any, other: Any, places: Sequence[int]) -> str:
 
 
 def describe_members(
-    configs: Sequence[TrainConfig], members: Sequence[Mapping[str, Any]] | None
-) -> Sequence[Mapping[str, Any]]:
+    configs: Sequence[TrainConfig], members: Sequence[Member] | None
+) -> Sequence[Member]:
     """Return the content of members.json for each member."""
     if members is None:
         plain = enumerate(map(plain_config, configs))

@@ -5,9 +5,10 @@ Members share nothing. Each member is on one device, and devices do not communic
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -31,13 +32,15 @@ from wdjax.train.learner.learner import metric_names, run_up_to
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
 from wdjax.train.learner.warm_start import load_policies
-from wdjax.train.state.hypers import hypers_of
+from wdjax.train.state.hypers import Hypers, hypers_of
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.sharding import make_mesh, require_devices
-from wdjax.train.state.state import TrainState
+from wdjax.train.state.state import PolicyState, TrainState
+from wdjax.train.state.types import EnvParams
 from wdjax.train.storage.folder import plain_config
 
 AXIS = "wdjax_members"
+T = TypeVar("T")
 
 
 def choose_num_devices(devices: int) -> int:
@@ -88,7 +91,7 @@ def on_devices(function: Callable, num_devices: int, shared: int = 0) -> Callabl
         return function
     split, mesh = PartitionSpec(AXIS), make_mesh(num_devices, AXIS, processes=1)
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: chex.ArrayTree) -> chex.ArrayTree:
         specs = (split,) * (len(arguments) - shared) + (PartitionSpec(),) * shared
         return jax.shard_map(
             function, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False
@@ -97,13 +100,13 @@ def on_devices(function: Callable, num_devices: int, shared: int = 0) -> Callabl
     return call
 
 
-def traced_values(config: TrainConfig) -> tuple[Any, Any]:
+def traced_values(config: TrainConfig) -> tuple[EnvParams, dict[str, Hypers]]:
     """Return (env_params, hypers by policy) of a configuration."""
     hypers = {name: hypers_of(policy) for name, policy in config.policies.items()}
     return validate(config)[1], hypers
 
 
-def static_values(config: TrainConfig) -> Any:
+def static_values(config: TrainConfig) -> tuple:
     """Return everything that a program is compiled from, for comparison; no array is created.
 
     These are the static fields, the environment, the spaces, and the shapes of traced values.
@@ -116,9 +119,10 @@ def static_values(config: TrainConfig) -> Any:
     return blank, env, assignments, list(config.policies), structure, shapes
 
 
-def map_points(function: Callable, configs: Sequence[TrainConfig]) -> list[Any]:
+def map_points(function: Callable[[TrainConfig], T], configs: Sequence[TrainConfig]) -> list[T]:
     """Return `function(config)` of each configuration; consecutive ones may differ in the seed."""
-    results, before = [], None
+    results: list[T] = []
+    before = None
     for config in configs:
         point = plain_config(dataclasses.replace(config, seed=0))
         results.append(results[-1] if point == before else function(config))
@@ -126,9 +130,9 @@ def map_points(function: Callable, configs: Sequence[TrainConfig]) -> list[Any]:
     return results
 
 
-def group_by_program(configs: Sequence[TrainConfig]) -> list[tuple[Any, list[int]]]:
+def group_by_program(configs: Sequence[TrainConfig]) -> list[tuple[tuple, list[int]]]:
     """Return (static values, places of the configurations that have them), in order."""
-    groups: list[tuple[Any, list[int]]] = []
+    groups: list[tuple[tuple, list[int]]] = []
     for place, static in enumerate(map_points(static_values, configs)):
         match = next((places for known, places in groups if known == static), None)
         if match is None:
@@ -152,20 +156,26 @@ def compile_members(
     Returns:
         (program, seconds): program(states, updates) -> (states, metrics [members, most], packed).
     """
-    together = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
-    together = on_devices(together, num_devices, shared=1)
+    update = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
+    together = on_devices(update, num_devices, shared=1)
     return finish_chunk(*lower_updates(together, states, compiler_options(setup, alone=False)))
 
 
 def start_member(
-    setup: Setup, loaded: Any, key: jax.Array, env_params: Any, hypers: Any
+    setup: Setup,
+    loaded: Mapping[str, PolicyState] | None,
+    key: jax.Array,
+    env_params: EnvParams,
+    hypers: dict[str, Hypers],
 ) -> TrainState:
     """Return the first state of a member, equal to `Learner.init` of its own configuration."""
     own = dataclasses.replace(setup, env_params=env_params)
     return init(own, key, loaded).replace(hypers=hypers)
 
 
-def start_arguments(configs: Sequence[TrainConfig]) -> tuple[jax.Array, Any, Any]:
+def start_arguments(
+    configs: Sequence[TrainConfig],
+) -> tuple[jax.Array, EnvParams, dict[str, Hypers]]:
     """Return the values that differ between members, [members, ...]: (keys, env_params, hypers)."""
     keys = jnp.stack([jax.random.key(config.seed) for config in configs])
     traced = map_points(lambda config: jax.device_get(traced_values(config)), configs)
@@ -176,7 +186,7 @@ def start_arguments(configs: Sequence[TrainConfig]) -> tuple[jax.Array, Any, Any
 class Programs:
     """The programs of all populations whose members differ only in traced values."""
 
-    static: Any
+    static: tuple
     """`static_values` of the members."""
     setup: Setup
     """Static part of the members' runs."""
@@ -187,7 +197,7 @@ class Programs:
 
     @classmethod
     def make(
-        cls, static: Any, config: TrainConfig, num_devices: int, trust: Collection[str] = ()
+        cls, static: tuple, config: TrainConfig, num_devices: int, trust: Collection[str] = ()
     ) -> "Programs":
         """Return the programs of configurations like this one, without compiling them.
 

@@ -20,8 +20,9 @@ A rollout calls `begin` before its first step and `with_opponents` in every step
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import cast
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -45,6 +46,14 @@ from wdjax.train.state.state import (
     PolicyState,
     PoolState,
     TrainState,
+)
+from wdjax.train.state.types import (
+    ActingState,
+    Carry,
+    EnvParams,
+    EnvState,
+    Metrics,
+    Observation,
 )
 from wdjax.vector import select
 
@@ -180,7 +189,7 @@ def begin(
 def draw_opponents(
     config: PolicyConfig,
     pool: PoolState,
-    hypers: Mapping[str, Any],
+    hypers: Hypers,
     env_steps: jax.Array,
     key: jax.Array,
     num_blocks: int,
@@ -216,7 +225,7 @@ def draw_opponents(
 
 
 def opponent_probabilities(
-    config: PolicyConfig, pool: PoolState, hypers: Mapping[str, Any], env_steps: jax.Array
+    config: PolicyConfig, pool: PoolState, hypers: Hypers, env_steps: jax.Array
 ) -> jax.Array:
     """Return the probability of each opponent to act in a block of replicas, [opponents] float32.
 
@@ -242,7 +251,7 @@ def opponent_probabilities(
     return weight * share.sum() / jnp.maximum(weight.sum(), tiny)
 
 
-def forget(memory: Memory, changed: jax.Array, start: Any) -> Memory:
+def forget(memory: Memory, changed: jax.Array, start: Carry) -> Memory:
     """Return the memory of a policy without what belongs to the opponents before.
 
     Args:
@@ -280,7 +289,10 @@ def acting_networks(state: PolicyState, pool: PoolState, active: jax.Array) -> A
 
 
 def with_opponents(
-    act: Callable[..., tuple], acting: Acting | None, env: Env, situation: tuple[Any, Any]
+    act: Callable[..., tuple],
+    acting: Acting | None,
+    env: Env,
+    situation: tuple[EnvState, EnvParams],
 ) -> Callable[..., tuple]:
     """Let the opponents of a policy act in their blocks of replicas.
 
@@ -301,11 +313,16 @@ def with_opponents(
         return act
 
     def act_in_blocks(
-        policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Any
-    ) -> tuple[jax.Array, dict[str, Any], Any]:
+        policy: Policy,
+        state: ActingState,
+        carry: Carry,
+        obs: Observation,
+        keys: jax.Array,
+        hypers: Hypers,
+    ) -> tuple[jax.Array, dict[str, chex.ArrayTree], Carry]:
         pool, num_blocks = pool_of(policy.config), len(keys)
         size = jax.tree.leaves(obs)[0].shape[0] // num_blocks
-        overrides = ()
+        overrides: tuple[tuple[jax.Array, jax.Array], ...] = ()
         if pool.rules:
             pairs = jax.vmap(jax.random.split)(keys)
             keys, rule_keys = pairs[:, 0], pairs[:, 1]
@@ -318,11 +335,13 @@ def with_opponents(
             action, notes, carry = act(policy, state, carry, obs, keys, hypers)
         else:
 
-            def act_in_block(state: PolicyState, carry: Any, obs: Any, key: jax.Array) -> tuple:
+            def act_in_block(
+                state: PolicyState, carry: Carry, obs: Observation, key: jax.Array
+            ) -> tuple:
                 return act(policy, state, carry, obs, key[None], hypers)
 
-            inputs = in_blocks((carry, obs), num_blocks)
-            results = jax.vmap(act_in_block)(acting.networks, *inputs, keys)
+            carries, seen = in_blocks((carry, obs), num_blocks)
+            results = jax.vmap(act_in_block)(acting.networks, carries, seen, keys)
             action, notes, carry = jax.tree.map(
                 lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results
             )
@@ -333,7 +352,11 @@ def with_opponents(
 
 
 def rule_actions(
-    env: Env, policy: Policy, obs: Any, situation: tuple[Any, Any], keys: jax.Array
+    env: Env,
+    policy: Policy,
+    obs: Observation,
+    situation: tuple[EnvState, EnvParams],
+    keys: jax.Array,
 ) -> list[jax.Array]:
     """Return the actions of each rule for a policy's agents, [N, n, ...] in their space.
 
@@ -345,7 +368,7 @@ def rule_actions(
         keys: [num_blocks].
     """
     (states, params), actions = situation, []
-    blocks = in_blocks((obs, states), len(keys))
+    seen, replicas = in_blocks((obs, states), len(keys))
     for i, name in enumerate(pool_of(policy.config).rules):
         actor = (
             Actor(policy, "random")
@@ -353,16 +376,18 @@ def rule_actions(
             else Actor(policy, "script", env.scripts[name][1])
         )
 
-        def act(obs: Any, states: Any, keys: jax.Array, actor: Actor = actor) -> jax.Array:
+        def act(
+            obs: Observation, states: EnvState, keys: jax.Array, actor: Actor = actor
+        ) -> jax.Array:
             return actor.choose(env, None, None, obs, keys, (states, params), greedy=False)[0]
 
         pairs = jax.vmap(lambda key, i=i: jax.random.split(jax.random.fold_in(key, i)))(keys)
-        action = jax.vmap(act)(*blocks, pairs)
+        action = jax.vmap(act)(seen, replicas, pairs)
         actions.append(action.reshape(-1, *action.shape[2:]))
     return actions
 
 
-def in_blocks(tree: Any, num_blocks: int) -> Any:
+def in_blocks(tree: chex.ArrayTree, num_blocks: int) -> chex.ArrayTree:
     """Return leaves [num_blocks, N / num_blocks, ...] of leaves [N, ...]."""
     return jax.tree.map(lambda leaf: leaf.reshape(num_blocks, -1, *leaf.shape[1:]), tree)
 
@@ -370,13 +395,14 @@ def in_blocks(tree: Any, num_blocks: int) -> Any:
 # After an update
 
 
-def finish(setup: Setup, state: TrainState, played: Rollout) -> tuple[TrainState, dict[str, Any]]:
+def finish(setup: Setup, state: TrainState, played: Rollout) -> tuple[TrainState, Metrics]:
     """Update win rates and snapshots after the policies have learned from a rollout.
 
     Returns:
         (state, metrics by name).
     """
-    opponents, metrics = state.opponents, {}
+    opponents = state.opponents
+    metrics: Metrics = {}
     if keeps_standings(setup.config):
         names = {name: pool_of(setup.policies[name].config).names for name in opponents.pools}
         opponents, metrics = count_episodes(names, opponents, played)
@@ -416,10 +442,11 @@ def take_snapshot(
     due = num_updates % config.past_selves_every == 0
     place = (num_updates // config.past_selves_every - 1) % config.past_selves
     taken = jnp.where(due, place, REPLACED)
-    outside = jax.tree.leaves(pool.networks.params)[0].shape[0]  # writes there are dropped
+    networks = cast(PolicyState, pool.networks)
+    outside = jax.tree.leaves(networks.params)[0].shape[0]  # writes there are dropped
     place = jnp.where(due, place, outside)
     networks = jax.tree.map(
-        lambda leaf, new: leaf.at[place].set(new, mode="drop"), pool.networks, acting_state(state)
+        lambda leaf, new: leaf.at[place].set(new, mode="drop"), networks, acting_state(state)
     )
     standings = None if pool.standings is None else pool.standings.without(taken)
     active = jnp.where(blocks.active == taken, REPLACED, blocks.active)

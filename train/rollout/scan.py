@@ -36,7 +36,8 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     last_state = None
     if "global_state" in setup.keeps:
         last_state = setup.context.global_state(replicas.env_state, obs, state.env_params)
-    played = Rollout(rows, first_carry, carries, last_obs, *episodes, last_global_state=last_state)
+    played = Rollout(rows, first_carry, carries, last_obs, *episodes)
+    played = played.replace(last_global_state=last_state)
     return state, jax.tree.map(lambda leaf: leaf, played)  # sort every dict, as the scan does
 
 

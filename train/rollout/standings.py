@@ -11,7 +11,7 @@ Recorded if a policy of the run sets `opponents`, `opponents_every` or `opponent
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,8 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import total
 from wdjax.train.state.metric import Metric
 from wdjax.train.state.rows import Rollout
-from wdjax.train.state.state import PRESENT, BlockState, Opponents
+from wdjax.train.state.state import PRESENT, BlockState, Opponents, PoolState
+from wdjax.train.state.types import Metrics
 
 NOW = "present"  # name of the policy itself in metrics
 EPISODES = 200
@@ -101,7 +102,7 @@ def whole_episodes(blocks: Mapping[str, BlockState], played: Rollout, name: str)
     for other, block in blocks.items():
         since, active = (
             jnp.repeat(values, num_envs // len(values))[None]
-            for values in (block.since, block.active)
+            for values in (cast(jax.Array, block.since), block.active)
         )
         since = since - steps + 1 + jnp.arange(steps)[:, None]  # env steps up to the end of a step
         counted &= played.episode_length <= since
@@ -112,7 +113,7 @@ def whole_episodes(blocks: Mapping[str, BlockState], played: Rollout, name: str)
 
 def count_episodes(
     numbers: Mapping[str, Mapping[str, slice]], opponents: Opponents, played: Rollout
-) -> tuple[Opponents, dict[str, Any]]:
+) -> tuple[Opponents, Metrics]:
     """Update the standings of all pools after a rollout.
 
     Args:
@@ -124,14 +125,19 @@ def count_episodes(
         (opponents, metrics by name).
     """
     steps, num_envs = played.over.shape
-    blocks = {name: own.replace(since=own.since + steps) for name, own in opponents.blocks.items()}
-    pools, metrics = {}, {}
+    blocks = {
+        name: own.replace(since=cast(jax.Array, own.since) + steps)
+        for name, own in opponents.blocks.items()
+    }
+    pools: dict[str, PoolState] = {}
+    metrics: Metrics = {}
     for name, pool in opponents.pools.items():
         active = blocks[name].active
         counted = whole_episodes(blocks, played, name)
         others = (values for other, values in played.episode_return.items() if other != name)
         of_replicas = jnp.repeat(active, num_envs // len(active))
-        new, games, sums = add_episodes(pool.standings, of_replicas, counted, sum(others))
+        returns = cast(jax.Array, sum(others))
+        new, games, sums = add_episodes(pool.standings, of_replicas, counted, returns)
         pools[name] = pool.replace(standings=new)
         size = len(games) - 1
         is_active = jnp.where(active < 0, size, active)[:, None] == jnp.arange(size + 1)[None]

@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -13,7 +14,11 @@ from wdjax.train.state.agents import from_groups, gather, gather_observation, sc
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Rows
-from wdjax.vector import select
+from wdjax.train.state.types import ActingState, Carry, EnvParams, EnvState, Observation
+from wdjax.vector import VectorState, select
+
+Draft: TypeAlias = dict[str, Any]
+"""fields of `Rows` that are known before the step, by name; and the notes of `with_opponents`"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,17 +26,17 @@ class StepInputs:
     """Inputs that are constant during a rollout."""
 
     setup: Setup
-    players: Mapping[str, Any]
+    players: Mapping[str, ActingState]
     """by policy: PolicyState, or the result of `Algorithm.before_rollout`"""
     hypers: Mapping[str, Hypers]
     """by policy, with schedules evaluated"""
-    env_params: Any
+    env_params: EnvParams
     opponents: Mapping[str, Acting] = dataclasses.field(default_factory=dict)
     """by policy with an opponent pool"""
 
 
 def play_step(
-    given: StepInputs, carry: tuple, env_key: Any, draws: Mapping[str, jax.Array]
+    given: StepInputs, carry: tuple, env_key: chex.ArrayTree, draws: Mapping[str, jax.Array]
 ) -> tuple:
     """Step all replicas once: the body of the scan over a rollout.
 
@@ -51,12 +56,12 @@ def play_step(
 
 def choose_actions(
     given: StepInputs,
-    obs: Mapping[str, Any],
-    carries: Mapping[str, Any],
+    obs: Mapping[str, Observation],
+    carries: Mapping[str, Carry],
     draws: Mapping[str, jax.Array],
     call: Callable[..., tuple] = lambda act, *arguments: act(*arguments),
-    env_state: Any = None,
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    env_state: EnvState = None,
+) -> tuple[dict[str, Draft], dict[str, Carry]]:
     """Let every policy act.
 
     Args:
@@ -85,7 +90,7 @@ def choose_actions(
 
 
 def advance(
-    given: StepInputs, carry: tuple, drafts: Mapping[str, dict[str, Any]], key: Any
+    given: StepInputs, carry: tuple, drafts: Mapping[str, Draft], key: chex.ArrayTree
 ) -> tuple:
     """Advance all replicas by the actions of all policies.
 
@@ -158,14 +163,14 @@ def advance(
 
 
 def who_decides(
-    policy: Policy, obs: Any, final_obs: Any, truncated: jax.Array | None
+    policy: Policy, obs: Observation, final_obs: Observation, truncated: jax.Array | None
 ) -> dict[str, jax.Array]:
     """Return the fields of Rows for `decisions_only`: whether the mask allows several actions."""
     decides = {"decides": policy.decides(obs)}
     return decides if truncated is None else {**decides, "final_decides": policy.decides(final_obs)}
 
 
-def to_spaces(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, jax.Array]:
+def to_spaces(setup: Setup, drafts: Mapping[str, Draft]) -> dict[str, jax.Array]:
     """Return the actions that the environment receives, by policy [N, n, ...]."""
     inside = {
         name: policy.distribution.to_space(drafts[name]["action"])
@@ -180,7 +185,10 @@ def to_spaces(setup: Setup, drafts: Mapping[str, dict[str, Any]]) -> dict[str, j
 
 
 def step_by_group(
-    given: StepInputs, keys: Any, replicas: Any, actions: Mapping[str, jax.Array]
+    given: StepInputs,
+    keys: chex.ArrayTree,
+    replicas: VectorState,
+    actions: Mapping[str, jax.Array],
 ) -> tuple:
     """Call `VectorEnv.step` with actions by policy. Return its results by group, [N, n, ...]."""
     setup = given.setup
