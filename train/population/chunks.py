@@ -44,7 +44,7 @@ def require_members(workdir: Path, text: str) -> bool:
 
 
 def is_done(
-    workdir: Path, last: int, goals: Mapping[str, float], say: Callable[[str], object]
+    workdir: Path, last: int, goals: Mapping[str, float], say: Callable[[str], None]
 ) -> bool:
     """Return whether a folder is finished and its newest checkpoint complete.
 

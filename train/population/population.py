@@ -327,7 +327,7 @@ class Population:
         callbacks: Sequence[Callback | str] = (),
         runs: Path | None = None,
         stop: threading.Event | None = None,
-        say: Callable[[str], object] = print,
+        say: Callable[[str], None] = print,
     ) -> bool:
         """Train all members in a folder, from its newest checkpoint if it has one.
 
@@ -408,7 +408,7 @@ class Population:
         callbacks: Sequence[Callback],
         folder: Path,
         stop: threading.Event,
-        say: Callable[[str], object],
+        say: Callable[[str], None],
         rows: Sequence[Row],
     ) -> None:
         asked = []
