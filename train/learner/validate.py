@@ -50,8 +50,6 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     rows = config.env_steps_per_update * agents
     require(rows <= LARGEST, "transitions per rollout", rows, f"below 2**31: {factors}")
     for name, policy in config.policies.items():
-        usable = name and "/" not in name and "." not in name
-        require(usable, "policies", name, "a name without '/' and '.'")
         _validate_policy(name, policy)
     _validate_teams(config)
     assignments = assign_agents(env, params, config.policies)
@@ -90,6 +88,8 @@ def _validate_teams(config: TrainConfig) -> None:
 
 
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
+    usable = name and "/" not in name and "." not in name
+    require(usable, "policies", name, "a name without '/' and '.'")
     path = f"policies.{name}"
     frozen = policy.past_selves and not policy.trainable
     require_allowed(f"{path}.", policy)

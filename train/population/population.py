@@ -396,8 +396,9 @@ class Population:
                 self.config, last, program, checkpoints, log, judge, report, also=every, alone=False
             )  # fmt: skip
             all_ended = lambda: len(ended) == len(self.members)  # noqa: E731
-            stopped = lambda: stop.is_set() or all_ended()  # noqa: E731
-            _, done = train_chunks(job, self.place(states), done, stopped)
+            _, done = train_chunks(
+                job, self.place(states), done, lambda: stop.is_set() or all_ended()
+            )
         if done < last and not all_ended():
             return False
         write_text(workdir / "finished", "")  # the checkpoints are closed, and thus on the disk

@@ -6,7 +6,7 @@ Members share nothing. Each member is on one device, and devices do not communic
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import chex
 import jax
@@ -250,7 +250,8 @@ class Programs:
         """
         size = even_size(num_members, most or num_members, self.num_devices)
         while size not in self.compiled:
-            needed, free = bytes_needed(self.get(config, size)), bytes_free(self.num_devices)
+            program = cast(jax.stages.Compiled, self.get(config, size))
+            needed, free = bytes_needed(program), bytes_free(self.num_devices)
             if not most and needed > free:
                 del self.compiled[size]
                 allowed = f"at most {free / 1e9:.2f} GB, the free memory of a device"
