@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.networks.encoders import register_encoder
+    from wdjax.train.networks.memories import register_memory
     from wdjax.train.population.population import Population
     from wdjax.train.state.algorithm import Algorithm
     from wdjax.train.state.registry import find_algorithm, read_config, register_algorithm
@@ -54,8 +55,8 @@ __all__ = [
     "describe_bad_numbers", "evaluate", "export_policy", "find_algorithm", "gae", "list_presets",
     "list_references", "load_config", "load_policy", "load_run", "make_deterministic",
     "make_learner", "plain_config", "preset_path", "read_config", "read_metrics", "record_episode",
-    "register_algorithm", "register_encoder", "sample_blocks", "save_curves", "save_episode",
-    "statistics", "traced", "trained_policy", "with_hypers",
+    "register_algorithm", "register_encoder", "register_memory", "sample_blocks", "save_curves",
+    "save_episode", "statistics", "traced", "trained_policy", "with_hypers",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

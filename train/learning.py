@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wdjax.train.networks.distributions import Categorical, Gaussian
     from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.networks.encoders import FlatEncoder, encode, encoded_size, make_encoder
+    from wdjax.train.networks.memories import RecurrentMemory
     from wdjax.train.networks.values import ValueNetwork
     from wdjax.train.state import (
         Context,
@@ -59,9 +60,9 @@ if TYPE_CHECKING:
 __all__ = [
     "A2C", "DDPG", "PPO", "ActorCritic", "Algorithm", "Assignment", "Batch", "Categorical",
     "Context", "Evaluation", "Experience", "FlatEncoder", "Gaussian", "Hypers", "Memory", "Metric",
-    "OnPolicy", "OnPolicyOptions", "PPOOptions", "Policy", "PolicyConfig", "PolicyState", "Replay",
-    "ReplayBatch", "Rollout", "Rows", "RunningStatistics", "Schedule", "Steps", "Team",
-    "TrainConfig", "TrainState", "Trunk", "ValueNetwork", "all_rows", "any_of", "average",
+    "OnPolicy", "OnPolicyOptions", "PPOOptions", "Policy", "PolicyConfig", "PolicyState",
+    "RecurrentMemory", "Replay", "ReplayBatch", "Rollout", "Rows", "RunningStatistics", "Schedule",
+    "Steps", "Team", "TrainConfig", "TrainState", "Trunk", "ValueNetwork", "all_rows", "any_of", "average",
     "block_keys", "block_numbers", "descend", "draw_blocks", "encode", "encoded_size", "experience",
     "fit", "gae", "largest", "make_encoder", "make_optimizer", "masked_mean", "masked_variance",
     "new_replay", "new_statistics", "next_value", "normalize", "num_shards", "own_rows",

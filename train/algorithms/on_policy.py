@@ -127,7 +127,8 @@ class OnPolicy(Algorithm):
         return PolicyState(params, opt_state, normalizer)
 
     def init_carry(self, policy: Policy, num_envs: int) -> Any:
-        return empty_carry(policy.config.network, (num_envs, policy.assignment.num_agents))
+        shape = (num_envs, policy.assignment.num_agents)
+        return empty_carry(policy.memory, policy.config.network, shape)
 
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         shape = (run.num_envs, policy.assignment.num_agents)

@@ -18,7 +18,8 @@ _COUNT = "at least 1 and below 2**31"
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """Network of a policy: an encoder, hidden layers, an optional GRU, and heads for actions and value."""
+    """Network of a policy: an encoder, hidden layers, an optional memory, and heads for actions and
+    value."""
 
     hidden_sizes: tuple[int, ...] = static(
         (64, 64), read=True, allowed="widths of at least 1, below 2**31"
@@ -27,27 +28,33 @@ class NetworkConfig:
     activation: Literal["relu", "tanh", "gelu", "silu"] = static("relu", read=True)
     """Activation function after each hidden layer."""
     shared_trunk: bool = static(True, read=True)
-    """Share encoder, hidden layers and GRU between the action and value heads. DDPG always uses separate networks."""
+    """Share encoder, hidden layers and memory between the action and value heads. DDPG always uses
+    separate networks."""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: feed-forward), below 2**31")
-    """Width of the GRU between the hidden layers and the heads. 0: no GRU, a feed-forward policy."""
+    """Width of the recurrent memory between the hidden layers and the heads. 0: no memory, a
+    feed-forward policy."""
+    memory: str = static("gru", read=True, code=True)
+    """Type of the recurrent memory: gru, lstm, mingru, or a custom class, "package.module:Class".
+    Requires `recurrent_size`."""
     head_hidden_sizes: tuple[int, ...] = static(
         (), read=True, allowed="widths of at least 1, below 2**31"
     )
-    """Widths of additional hidden layers in each head, after the shared layers. Action and value heads have separate
-    layers. Empty: linear heads."""
+    """Widths of additional hidden layers in each head, after the shared layers. Action and value
+    heads have separate layers. Empty: linear heads."""
     encoder: str = static("flat", read=True, code=True)
-    """Module that maps observations to features: flat (concatenated), fourier, deep_sets, attention, or a custom class,
-    "package.module:Class"."""
+    """Module that maps observations to features: flat (concatenated), fourier, deep_sets,
+    attention, or a custom class, "package.module:Class"."""
     encoder_options: dict[str, Any] = static(dict, read=True, code=True)
-    """Keyword arguments of the encoder. Set them in YAML or Python; the command line can only change those that the
-    preset has."""
+    """Keyword arguments of the encoder. Set them in YAML or Python; the command line can only
+    change those that the preset has."""
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
-    """Initializer of weight matrices. orthogonal: gain sqrt(2), policy head 0.01, value head and GRU inputs 1. The
-    recurrent matrix is always orthogonal. Encoders and the last layers of DDPG use initializers of their own. Biases
-    start at 0."""
+    """Initializer of weight matrices. orthogonal: gain sqrt(2), policy head 0.01, value head and
+    inputs of the memory 1. Recurrent matrices are always orthogonal. Encoders and the last layers
+    of DDPG use initializers of their own. Biases start at 0."""
     compute_dtype: Literal["float32", "bfloat16"] = static("float32", read=True)
-    """Data type of matrix products and activations in hidden layers. bfloat16 is faster for wide layers on a GPU, with
-    about three significant digits. Parameters, heads, losses and sums are always float32."""
+    """Data type of matrix products and activations in hidden layers. bfloat16 is faster for wide
+    layers on a GPU, with about three significant digits. Parameters, heads, losses and sums are
+    always float32."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from wdjax.train.kernels.loss import is_custom, is_linear
 from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.encoders import check_encoder, encoder_class
+from wdjax.train.networks.memories import check_memory
 from wdjax.train.state.agents import building_config
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.context import Context
@@ -99,7 +100,9 @@ def make_policy(name: str, context: Context) -> Policy:
     own = config.policy(name)
     algorithm = find_algorithm(own.algorithm)
     space = without_mask(assignment.observation_space)
-    check_encoder(f"policies.{name}.network", own.network, space, assignment.layout)
+    width = check_encoder(f"policies.{name}.network", own.network, space, assignment.layout)
+    width = own.network.hidden_sizes[-1] if own.network.hidden_sizes else width
+    memory = check_memory(f"policies.{name}.network", own.network, width)
     network = abstract_network(name, context, own.network, algorithm)
     require_plain_parameters(f"policies.{name}.network", network)
     if is_own := not type(algorithm).__module__.startswith("wdjax."):
@@ -115,7 +118,15 @@ def make_policy(name: str, context: Context) -> Policy:
     distribution = algorithm.make_distribution(own, assignment)
     encoder = encoder_class(own.network.encoder)
     policy = Policy(
-        name, own, assignment, algorithm, distribution, nnx.graphdef(network), encoder, context
+        name,
+        own,
+        assignment,
+        algorithm,
+        distribution,
+        nnx.graphdef(network),
+        encoder,
+        context,
+        memory=memory,
     )
     if is_own and own.normalize_observation:
         params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
@@ -147,7 +158,7 @@ def require_plain_parameters(path: str, network: nnx.Module) -> None:
 
 
 # fields of NetworkConfig that add a part to the network
-ADDED = ("recurrent_size", "encoder", "head_hidden_sizes")
+ADDED = ("recurrent_size", "memory", "encoder", "head_hidden_sizes")
 
 
 def require_used(

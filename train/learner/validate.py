@@ -11,8 +11,9 @@ from wdjax.metric_names import statistic_names
 from wdjax.spaces import LARGEST, Dict, Space
 from wdjax.train.config.env_params import make_env
 from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule
-from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
 from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
+from wdjax.train.networks.memories import memory_class
 from wdjax.train.rollout.opponents import RANDOM, pool_of
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
 from wdjax.train.state.registry import find_algorithm
@@ -96,6 +97,11 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     allowed = "0 if trainable is false: the policy never changes"
     require(not frozen, f"{path}.past_selves", policy.past_selves, allowed)
     check_options(f"{path}.network", policy.network)
+    memory, usual = policy.network.memory, NetworkConfig().memory
+    memory_class(memory, f"{path}.network.memory")
+    words = f"{usual!r} (the default) if recurrent_size is 0. Set recurrent_size, the width of the memory"
+    is_used = policy.network.recurrent_size or memory == usual
+    require(is_used, f"{path}.network.memory", memory, words)
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw
     allowed = f"false with encoder {policy.network.encoder!r}"

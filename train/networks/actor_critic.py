@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -17,6 +18,7 @@ from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.networks.encoders import MASK, make_encoder
 from wdjax.train.networks.linear import orthogonal, product
+from wdjax.train.networks.memories import make_memory
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
@@ -55,10 +57,9 @@ class Trunk(nnx.Module):
     def __init__(self, observation_space: Space, config: NetworkConfig, *, rngs: nnx.Rngs):
         self.encoder = make_encoder(observation_space, config, rngs)
         self.mlp = MLP(self.encoder.num_features, config, rngs=rngs)
-        size = config.recurrent_size
-        inits = {"kernel_init": _initializer(config, 1.0), "recurrent_kernel_init": orthogonal(1.0)}
-        self.cell = nnx.GRUCell(self.mlp.num_features, size, **inits, rngs=rngs) if size else None
-        self.num_features = size or self.mlp.num_features
+        width, size = self.mlp.num_features, config.recurrent_size
+        self.cell = make_memory(width, config, _initializer(config, 1.0), rngs) if size else None
+        self.num_features = size or width
 
     def __call__(
         self, obs: Any, carry: jax.Array | None = None
@@ -71,19 +72,26 @@ class Trunk(nnx.Module):
         return features, carry
 
     def unroll(
-        self, obs: Any, carry: jax.Array, restart: jax.Array, start: jax.Array | None = None
+        self,
+        obs: chex.ArrayTree,
+        carry: chex.ArrayTree,
+        restart: jax.Array,
+        start: chex.ArrayTree | None = None,
     ) -> jax.Array:
-        """T steps in a row: obs [T, M, ...], carry [M, recurrent_size], restart [T, M] bool -> [T, M, num_features].
+        """Advance T steps of M sequences.
 
-        Where `restart`, another episode begins with the step, from the carry `start` [M, recurrent_size]; None: zeros.
+        Args:
+            obs: leaves [T, M, *part].
+            carry: before the first step, leaves [M, ...].
+            restart: [T, M] bool, an episode starts with this step.
+            start: carry at the start of an episode, leaves [M, ...]; None: that of the memory.
+
+        Returns:
+            Features [T, M, num_features].
         """
-        start = 0.0 if start is None else start
-
-        def step(carry: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            features, restart = row
-            return self.cell(jnp.where(restart[:, None], start, carry), features)
-
-        return jax.lax.scan(step, carry, (self.mlp(self.encoder(obs)), restart))[1]
+        features = self.mlp(self.encoder(obs))
+        starts = () if start is None else (start,)
+        return self.cell.unroll(carry, features, restart, *starts)
 
 
 class ActorCritic(nnx.Module):
@@ -161,12 +169,20 @@ class ActorCritic(nnx.Module):
         return outputs, self.value_head(value_features)[..., 0]
 
 
-def empty_carry(config: NetworkConfig, shape: tuple[int, ...]) -> Any:
-    """Returns the carry of an ActorCritic at the start of an episode, leaves [*shape, recurrent_size], or None."""
-    if not config.recurrent_size:
+def empty_carry(
+    memory: nnx.Module | None, config: NetworkConfig, shape: tuple[int, ...]
+) -> tuple[chex.ArrayTree, chex.ArrayTree | None] | None:
+    """Return the carry of an ActorCritic at the start of an episode, leaves [*shape, ...]; None without a memory.
+
+    Args:
+        memory: of the network, as `check_memory` returns it.
+        config: configuration of the network.
+        shape: leading axes.
+    """
+    if memory is None:
         return None
-    zeros = jnp.zeros((*shape, config.recurrent_size), jnp.float32)
-    return (zeros, None if config.shared_trunk else zeros)
+    carry = memory.empty(shape)
+    return carry, None if config.shared_trunk else carry
 
 
 def _linear(

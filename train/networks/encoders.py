@@ -267,7 +267,7 @@ def register_encoder(name: str, encoder: type) -> None:
         TypeError: if `encoder` is not a subclass of flax.nnx.Module.
         ValueError: if the name contains ":" or belongs to another class.
     """
-    _require_module(f"encoder {name!r}", encoder)
+    require_module(f"encoder {name!r}", encoder)
     register("encoder", ENCODERS, name, encoder)
 
 
@@ -280,11 +280,11 @@ def encoder_class(name: str, field: str = "network.encoder") -> Any:
     """
     custom = 'a custom encoder is "package.module:Class", or registered in this process by register_encoder'
     found = find_named(field, name, ENCODERS, custom)
-    _require_module(f"{field} {name!r}", found)
+    require_module(f"{field} {name!r}", found)
     return found
 
 
-def _require_module(what: str, found: Any) -> None:
+def require_module(what: str, found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, nnx.Module)):
         raise TypeError(f"{what}: must be a subclass of flax.nnx.Module, not {found!r}")
 
@@ -337,10 +337,17 @@ def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
 
 def check_encoder(
     path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None
-) -> None:
-    """Raises TypeError, naming the field, where an encoder does not keep to its contract (`Encoder`).
+) -> int:
+    """Return the width of an encoder's output. Only shapes are computed.
 
-    Only shapes are computed. `path` is that of the network: "policies.runner.network"; `layout` the game's.
+    Args:
+        path: name of the network, "policies.runner.network".
+        config: its configuration.
+        observation_space: space of one agent, without the action mask.
+        layout: the environment's `split_observation`, or None.
+
+    Raises:
+        TypeError: if the encoder breaks a rule of `Encoder`.
     """
     what = f"{path}.encoder {config.encoder!r}"
 
@@ -353,7 +360,7 @@ def check_encoder(
             raise TypeError(
                 f"{what} with encoder_options {config.encoder_options}: {error}"
             ) from error
-        _require_params(what, encoder)
+        require_params(what, encoder)
         return encoder
 
     encoder = nnx.eval_shape(build)
@@ -383,19 +390,15 @@ def check_encoder(
                 f"{what}: returns {returned} for observations with leading axes {leading}; "
                 f"must return {(*leading, width)}, with num_features = {width} last"
             )
+    return width
 
 
-def _require_params(what: str, encoder: nnx.Module) -> None:
-    kept = {place: type(variable) for place, variable in nnx.to_flat_state(nnx.state(encoder))}
-    for place, module in nnx.iter_modules(
-        encoder
-    ):  # a bare array is no part of the state where jax traces
-        bare = [
-            name
-            for name, value in vars(module).items()
-            if isinstance(value, (jax.Array, np.ndarray))
-        ]
-        kept |= {(*place, name): jax.Array for name in bare}
+def require_params(what: str, module: nnx.Module) -> None:
+    """Raise TypeError for a module with variables or arrays that are not nnx.Param."""
+    kept = {place: type(variable) for place, variable in nnx.to_flat_state(nnx.state(module))}
+    for place, part in nnx.iter_modules(module):  # under a trace, the state has no bare arrays
+        arrays = [k for k, value in vars(part).items() if isinstance(value, jax.Array | np.ndarray)]
+        kept |= {(*place, name): jax.Array for name in arrays}
     for place, kind in kept.items():
         if not issubclass(kind, nnx.Param):
             raise TypeError(

@@ -41,7 +41,7 @@ class Actor:
         policy, layout = self.policy, self.policy.assignment.layout
         # the same function for all environments of a class
         layout = getattr(layout, "__func__", layout)
-        network = (policy.encoder, layout, read_part(policy.config))
+        network = (policy.encoder, type(policy.memory), layout, read_part(policy.config))
         algorithm = (type(policy.algorithm), static_part(policy.config.options))
         return self.kind, self.script, self.env, policy.assignment, network, algorithm
 

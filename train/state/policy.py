@@ -35,6 +35,7 @@ class Policy:
     encoder: type  # class of the network's encoder; `register_encoder` may change a name's class
     context: Context  # the environment, the run, and the agents of all policies
     engine: Any = None  # the `Engine` that acts and learns; a type would import in a cycle
+    memory: nnx.Module | None = None  # of its network, as shapes; None: feed-forward
 
     @property
     def decisions_only(self) -> bool:

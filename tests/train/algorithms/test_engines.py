@@ -16,12 +16,21 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 UPDATES = 3
 SMALL_STEPS = {"epochs": 2, "minibatches": 2, "target_kl": 1e-3}
-MEMORY = {"network": dataclasses.replace(NETWORK, recurrent_size=4)}
+
+
+def recurrent(memory):
+    """Return PPO with a memory."""
+    network = dataclasses.replace(NETWORK, recurrent_size=4, memory=memory)
+    return "probe_signal", tiny_policy("PPO", **SMALL_STEPS, network=network), 16
+
+
 CASES = {
     "A2C": ("probe_signal", tiny_policy("A2C"), 8),
     "PPO": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS), 8),
     "PPO, many replicas": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS), FEW_REPLICAS + 8),
-    "PPO, recurrent": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS, **MEMORY), 16),
+    "PPO, GRU": recurrent("gru"),
+    "PPO, LSTM": recurrent("lstm"),
+    "PPO, minGRU": recurrent("mingru"),
     "DDPG": ("probe_box_signal", tiny_ddpg(), 8),
     "custom": (
         "probe_signal",
@@ -31,7 +40,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("PPO, LSTM", "PPO, minGRU")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 def test_the_engine_of_a_cpu_equals_plain_xla(name):
     env, policy, num_envs = CASES[name]
     config = tiny_config(env, {"agent": policy}, num_envs=num_envs)

@@ -64,7 +64,7 @@ def learn(option, algorithm):
     )
     policy, learned = learner.setup.policies["agent"], state.policies["agent"]
     outputs, values, _ = jax.vmap(policy.apply, (0, None, None))(
-        learned, SIGNALS, empty_carry(config.network, (2,))
+        learned, SIGNALS, empty_carry(policy.memory, config.network, (2,))
     )
     if config.options.normalize_reward:
         values *= jnp.sqrt(learned.normalizer.reward.variance)[:, None]

@@ -24,9 +24,9 @@ RATE = ((0, 0.02), (UPDATES * 16 * 6, 0.0))
 LEARNING = {"learning_rate": RATE, "gamma": 0.9, "entropy_coefficient": 0.01}
 
 
-def recall(recurrent_size, algorithm="PPO"):
+def recall(recurrent_size, algorithm="PPO", memory="gru"):
     """Train on Recall. Return (learner, state, mean return of the last 20 updates in [-1, 1])."""
-    network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
+    network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size, memory=memory)
     policy = tiny_policy(algorithm, network=network, **LEARNING)
     learner = make_learner(tiny_config("probe_recall", {"agent": policy}, **SIZES))
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=UPDATES)
@@ -40,6 +40,12 @@ def remembering():
 
 def test_a_recurrent_policy_solves_a_task_that_requires_memory(remembering):
     assert remembering[2] > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["lstm", "mingru"])
+def test_every_memory_solves_it(memory):
+    assert recall(8, memory=memory)[2] > 0.9
 
 
 @pytest.mark.slow
@@ -102,7 +108,7 @@ def unrolled(shared_trunk):
     """
     network, config = make(shared_trunk)
     obs = jax.random.normal(jax.random.key(1), (5, 2, 2))
-    carry = jax.tree.map(lambda leaf: leaf + 0.5, empty_carry(config, (2,)))
+    carry = jax.tree.map(lambda leaf: leaf + 0.5, empty_carry(network.trunk.cell, config, (2,)))
     restart = jnp.zeros((5, 2), bool).at[2, 1].set(True).at[3, 1].set(True)
     together, rows, now = unroll(network, obs, carry, restart), [], carry
     for t in range(5):
@@ -122,7 +128,7 @@ def test_unroll_equals_single_steps(shared_trunk):
 @pytest.mark.parametrize("shared_trunk", [True, False])
 def test_a_step_depends_only_on_the_past_of_its_episode(shared_trunk):
     _, _, network, obs = unrolled(shared_trunk)
-    carry = empty_carry(make(shared_trunk)[1], (2,))
+    carry = empty_carry(network.trunk.cell, make(shared_trunk)[1], (2,))
     restart = jnp.zeros((5, 2), bool).at[3, 1].set(True)
     before = unroll(network, obs, carry, restart)
     after = unroll(network, obs.at[1].add(1.0), carry, restart)
@@ -134,10 +140,13 @@ def test_a_step_depends_only_on_the_past_of_its_episode(shared_trunk):
 
 
 def test_empty_carry_has_one_part_for_each_trunk():
-    shared, separate = empty_carry(make()[1], (4, 2)), empty_carry(make(False)[1], (4, 2))
+    shared, separate = (
+        empty_carry(network.trunk.cell, config, (4, 2))
+        for network, config in map(make, (True, False))
+    )
     assert shared[0].shape == separate[0].shape == separate[1].shape == (4, 2, 3)
     assert shared[1] is None
-    assert empty_carry(NetworkConfig(), (4,)) is None
+    assert empty_carry(None, NetworkConfig(), (4,)) is None
 
 
 @pytest.mark.parametrize("initializer", ["orthogonal", "xavier"])

@@ -199,7 +199,7 @@ def test_hidden_layers_of_heads_follow_the_cell(shared_trunk):
         (5,), "tanh", shared_trunk=shared_trunk, recurrent_size=6, head_hidden_sizes=(3, 2)
     )
     network = nnx.jit(lambda: ActorCritic(Box(shape=(4,)), CHOICES, config, rngs=nnx.Rngs(0)))()
-    obs, carry = jnp.linspace(-1.0, 1.0, 4)[None], empty_carry(config, (1,))
+    obs, carry = jnp.linspace(-1.0, 1.0, 4)[None], empty_carry(network.trunk.cell, config, (1,))
     outputs, value, (after, _) = network(obs, carry)
     trunk = network.trunk
     features = trunk.cell(carry[0], jnp.tanh(trunk.mlp.layer_0(obs)))[1]

@@ -1,0 +1,294 @@
+"""Memories of recurrent policies, between the hidden layers and the heads; custom memories plug in here.
+
+A preset names a memory in MEMORIES or "package.module:Class", and its width:
+
+    network: {recurrent_size: 128, memory: lstm}
+    network: {recurrent_size: 128, memory: "mypackage.networks:MyMemory"}
+
+`RecurrentMemory` documents the interface.
+"""
+
+from collections.abc import Iterator
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wdjax.named import find_named
+from wdjax.train.config.reading import register
+from wdjax.train.config.schema import NetworkConfig
+from wdjax.train.networks.encoders import require_module, require_params
+from wdjax.train.networks.linear import orthogonal, product
+
+
+class RecurrentMemory(nnx.Module):
+    """Interface of memories: an nnx.Module, named in a preset or with `register_memory`.
+
+        class MyMemory(RecurrentMemory):
+            def __init__(self, in_features, size, *, kernel_init, rngs):  # `size` is network.recurrent_size
+                self.size = size
+                self.layer = nnx.Linear(in_features + size, size, kernel_init=kernel_init, rngs=rngs)
+
+            def empty(self, shape):                                       # at the start of an episode
+                return jnp.zeros((*shape, self.size))
+
+            def __call__(self, carry, x):                                 # one step
+                carry = jnp.tanh(self.layer(jnp.concatenate([x, carry], axis=-1)))
+                return carry, carry                                       # carry, features [..., size]
+
+    `kernel_init` is the initializer of matrices that `network.initializer` selects. A carry is an array or a pytree of
+    arrays, leaves [..., *part]. All parameters must be float32 and nnx.Param. `make_learner` checks these rules
+    (`check_memory`). A class that does not inherit from this one must also implement `unroll`.
+    """
+
+    def empty(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+        """Return the carry at the start of an episode, leaves [*shape, ...]. It may not depend on parameters."""
+        raise NotImplementedError
+
+    def __call__(self, carry: chex.ArrayTree, x: jax.Array) -> tuple[chex.ArrayTree, jax.Array]:
+        """Advance one step: x [..., in_features] float32 -> (carry, features [..., size] float32)."""
+        raise NotImplementedError
+
+    def unroll(
+        self,
+        carry: chex.ArrayTree,
+        xs: jax.Array,
+        restarts: jax.Array,
+        start: chex.ArrayTree | None = None,
+    ) -> jax.Array:
+        """Advance T steps, by default one after the other.
+
+        Args:
+            carry: before the first step, leaves [M, ...].
+            xs: [T, M, in_features] float32.
+            restarts: [T, M] bool, an episode starts with this step, from the carry `start`.
+            start: leaves [M, ...]; None: `empty`. Only algorithms with a custom `init_carry` pass it.
+
+        Returns:
+            Features [T, M, size], equal to those of repeated calls.
+        """
+
+        start = self.empty(restarts.shape[1:]) if start is None else start
+
+        def step(
+            carry: chex.ArrayTree, row: tuple[jax.Array, jax.Array]
+        ) -> tuple[chex.ArrayTree, jax.Array]:
+            x, restart = row
+
+            def begin(first: jax.Array, leaf: jax.Array) -> jax.Array:
+                return jnp.where(jnp.expand_dims(restart, range(1, leaf.ndim)), first, leaf)
+
+            return self(jax.tree.map(begin, start, carry), x)
+
+        return jax.lax.scan(step, carry, (xs, restarts))[1]
+
+
+def _unroll_from_zeros(
+    self: "GRU | LSTM",
+    carry: chex.ArrayTree,
+    xs: jax.Array,
+    restarts: jax.Array,
+    start: chex.ArrayTree | None = None,
+) -> jax.Array:
+    """Advance T steps, see `RecurrentMemory.unroll`; episodes start at scalar zeros, which XLA fuses."""
+    start = jax.tree.map(lambda _: 0.0, carry) if start is None else start
+    return RecurrentMemory.unroll(self, carry, xs, restarts, start)
+
+
+class GRU(nnx.GRUCell):
+    """Gated recurrent unit, the cell of flax. The carry is h [..., size].
+
+    Source: Cho et al., "Learning phrase representations using RNN encoder-decoder" (2014).
+    """
+
+    def __init__(
+        self, in_features: int, size: int, *, kernel_init: nnx.Initializer, rngs: nnx.Rngs
+    ):
+        inits = {"kernel_init": kernel_init, "recurrent_kernel_init": orthogonal(1.0)}
+        super().__init__(in_features, size, **inits, rngs=rngs)
+
+    def empty(self, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.zeros((*shape, self.hidden_features), jnp.float32)
+
+    unroll = _unroll_from_zeros
+
+
+class LSTM(nnx.OptimizedLSTMCell):
+    """Long short-term memory, the cell of flax. The carry is (c, h), [..., size] each.
+
+    Source: Hochreiter, Schmidhuber, "Long short-term memory" (1997).
+    """
+
+    def __init__(
+        self, in_features: int, size: int, *, kernel_init: nnx.Initializer, rngs: nnx.Rngs
+    ):
+        inits = {"kernel_init": kernel_init, "recurrent_kernel_init": orthogonal(1.0)}
+        super().__init__(in_features, size, **inits, rngs=rngs)
+
+    def empty(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        zeros = jnp.zeros((*shape, self.hidden_features), jnp.float32)
+        return zeros, zeros
+
+    unroll = _unroll_from_zeros
+
+
+class MinGRU(nnx.Module):
+    """Minimal gated recurrent unit, whose gate and candidate do not depend on the carry h [..., size]:
+
+        h_t = (1 - z_t) h_{t-1} + z_t candidate(x_t),  z_t = sigmoid(gate(x_t)),
+
+    with linear layers `gate` and `candidate`. The recurrence is linear in h, so `unroll` computes all steps by a
+    parallel scan.
+
+    Source: Feng et al., "Were RNNs all we needed?" (2024), section 3.1.
+    """
+
+    def __init__(
+        self, in_features: int, size: int, *, kernel_init: nnx.Initializer, rngs: nnx.Rngs
+    ):
+        self.size = size
+        self.gate, self.candidate = (
+            nnx.Linear(in_features, size, kernel_init=kernel_init, dot_general=product, rngs=rngs)
+            for _ in range(2)
+        )
+
+    def empty(self, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.zeros((*shape, self.size), jnp.float32)
+
+    def __call__(self, carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        keep, add = self._terms(x)
+        carry = keep * carry + add
+        return carry, carry
+
+    def unroll(
+        self, carry: jax.Array, xs: jax.Array, restarts: jax.Array, start: jax.Array | None = None
+    ) -> jax.Array:
+        keep, add = self._terms(xs)
+        restart = restarts[..., None]
+        first = self.empty(restarts.shape[1:]) if start is None else start
+        before = jnp.where(restart, first[None], 0.0).at[0].set(jnp.where(restart[0], first, carry))
+        add, keep = add + keep * before, jnp.where(restart, 0.0, keep)
+
+        def compose(
+            earlier: tuple[jax.Array, jax.Array], later: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            return later[0] * earlier[0], later[0] * earlier[1] + later[1]
+
+        return jax.lax.associative_scan(compose, (keep, add))[1]
+
+    def _terms(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the factor of the carry and the summand of the recurrence, [..., size] each."""
+        gate = jax.nn.sigmoid(self.gate(x))
+        return 1.0 - gate, gate * self.candidate(x)
+
+
+# Name in a preset -> class; any other memory is named by its import path.
+MEMORIES: dict[str, type] = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
+
+
+def register_memory(name: str, memory: type) -> None:
+    """Register a memory in this process, so that `network.memory` can name it.
+
+    To resume or load a run, register the name again. "package.module:Class" needs no registration.
+
+    Args:
+        name: name of the memory.
+        memory: its class, see `RecurrentMemory`.
+
+    Raises:
+        TypeError: if `memory` is not a subclass of flax.nnx.Module.
+        ValueError: if the name contains ":" or belongs to another class.
+    """
+    require_module(f"memory {name!r}", memory)
+    register("memory", MEMORIES, name, memory)
+
+
+def memory_class(name: str, field: str = "network.memory") -> type:
+    """Return the class of a memory: a name of MEMORIES, or "package.module:Class".
+
+    Raises:
+        ValueError: for an unknown name, or one that cannot be imported.
+        TypeError: for a class that is not a subclass of flax.nnx.Module.
+    """
+    custom = 'a custom memory is "package.module:Class", or registered in this process by register_memory'
+    found = find_named(field, name, MEMORIES, custom)
+    require_module(f"{field} {name!r}", found)
+    return found
+
+
+def make_memory(
+    in_features: int, config: NetworkConfig, kernel_init: nnx.Initializer, rngs: nnx.Rngs
+) -> nnx.Module:
+    """Return a new memory of `recurrent_size` units, see `RecurrentMemory`."""
+    memory = memory_class(config.memory)
+    return memory(in_features, config.recurrent_size, kernel_init=kernel_init, rngs=rngs)
+
+
+def check_memory(path: str, config: NetworkConfig, in_features: int) -> nnx.Module | None:
+    """Return the memory of a network as shapes and dtypes, None for a feed-forward network.
+
+    Args:
+        path: name of the network, "policies.runner.network".
+        config: its configuration.
+        in_features: width of the features before the memory.
+
+    Raises:
+        TypeError: if the memory breaks a rule of `RecurrentMemory`. Only shapes are computed.
+    """
+    if not config.recurrent_size:
+        return None
+    what = f"{path}.memory {config.memory!r}"
+
+    def build() -> nnx.Module:
+        rngs = nnx.Rngs(jax.random.key(0))
+        memory = make_memory(in_features, config, nnx.initializers.zeros_init(), rngs)
+        require_params(what, memory)
+        return memory
+
+    try:
+        memory = nnx.eval_shape(build)
+        for call, returned, wanted in _shapes_of_calls(memory, in_features, config.recurrent_size):
+            if returned != wanted:
+                raise TypeError(f"{call} returns {returned}; must return {wanted}")
+    except Exception as error:  # of any kind: it is the user's code
+        raise TypeError(str(error) if what in str(error) else f"{what}: {error}") from error
+    return memory
+
+
+def _shapes_of_calls(
+    memory: nnx.Module, in_features: int, size: int
+) -> Iterator[tuple[str, chex.ArrayTree, chex.ArrayTree]]:
+    """Yield (method and its arguments, returned, wanted) of the methods of a memory, pytrees of "dtype[shape]"."""
+    graphdef, params = nnx.split(memory)
+
+    def of(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def described(shapes: chex.ArrayTree) -> chex.ArrayTree:
+        return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", shapes)
+
+    def empty(*shape: int) -> chex.ArrayTree:
+        try:
+            return jax.eval_shape(lambda: memory.empty(shape))
+        except Exception as error:
+            raise TypeError(f"empty({shape}), which may not use parameters: {error}") from error
+
+    def shapes(method: str, *inputs: chex.ArrayTree) -> chex.ArrayTree:
+        call = lambda params, *inputs: getattr(nnx.merge(graphdef, params), method)(*inputs)  # noqa: E731
+        return jax.eval_shape(call, params, *inputs)
+
+    for axes in ((4,), (2, 3)):
+        carry, x = empty(*axes), of(*axes, in_features)
+        wanted = jax.tree.map(
+            lambda leaf, axes=axes: of(*axes, *leaf.shape, dtype=leaf.dtype), empty()
+        )
+        yield f"empty({axes})", described(carry), described(wanted)
+        after = shapes("__call__", carry, x)
+        yield (
+            f"a step with leading axes {axes}",
+            described(after),
+            described((carry, of(*axes, size))),
+        )
+    features = shapes("unroll", empty(3), of(5, 3, in_features), of(5, 3, dtype="bool"))
+    yield "unroll of 5 steps of 3 sequences", described(features), described(of(5, 3, size))
