@@ -83,7 +83,7 @@ from wdjax.train.storage.metrics_log import (
     METRICS,
     MetricsLog,
     open_log,
-    read_metrics,
+    rows_of,
     tell_lost_lines,
 )
 
@@ -184,8 +184,7 @@ class Trainer:
     @property
     def history(self) -> list[Row]:
         """Rows of metrics.jsonl, one per chunk, for example for `pandas.DataFrame`."""
-        file = self.workdir / METRICS
-        return read_metrics(file) if file.exists() else []
+        return rows_of(self.workdir)
 
     def _repr_html_(self) -> str:
         config, history = self.config, self.history

@@ -16,12 +16,12 @@ SHARE = 0.8
 _TRIM_THRESHOLD, _ARENA_MAX = -1, -8  # constants of glibc's malloc.h
 
 
-def bytes_needed(program: jax.stages.Compiled) -> int:
+def bytes_needed(program: Any) -> int:
     """Return the memory that a compiled program needs on each device, in bytes.
 
     It includes arguments, results, temporary arrays, and a copy of the arguments for checkpoints.
     """
-    found: Any = program.memory_analysis()
+    found = program.memory_analysis()
     arguments = 2 * found.argument_size_in_bytes - found.alias_size_in_bytes  # donated arguments
     results = found.output_size_in_bytes + found.temp_size_in_bytes
     return arguments + results + found.generated_code_size_in_bytes

@@ -1,1 +1,1 @@
-"""The host's side of a run: chunks of updates, and what happens between them."""
+"""The loop over chunks of updates on the host, and its output."""

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,8 +14,19 @@ from wdjax.named import find_named
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
 
-Callback = Callable[[Any, Row], Any]
-"""callback(run, row): `run` is the Trainer, or a `MemberRun` in a sweep; returning True ends the run"""
+
+class Run(Protocol):
+    """The `run` argument of callbacks: the Trainer, or a `MemberRun` in a sweep."""
+
+    workdir: Path
+    config: TrainConfig
+
+    def stop(self) -> None:
+        """End the run after the current chunk, and save it."""
+
+
+Callback = Callable[[Any, Row], object]
+"""callback(run, row): `run` is a `Run`; returning True ends the run"""
 
 # The loggers by name; any other callback is named by its import path, "package.module:name".
 LOGGERS = {
@@ -49,18 +60,12 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
         TypeError: if a callback is not a plain function or callable object.
         ImportError: if the library of a logger is not installed.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(
-            f"callbacks = {given!r}: must be a list of functions, logger names and import paths"
-        )
-    given = list(given)
-    names = [own for own in given if isinstance(own, str)]
-    require(
-        len(set(names)) == len(names),
-        "callbacks",
-        names,
-        "unique: a repeated name would write each row twice",
-    )
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    allowed = "a list of functions, logger names and import paths"
+    require(several, "callbacks", given, allowed, TypeError)
+    names = [name for name in given if isinstance(name, str)]
+    is_unique, allowed = len(set(names)) == len(names), "a repeated name would write each row twice"
+    require(is_unique, "callbacks", names, f"unique: {allowed}")
     return tuple(map(_make_callback, given))
 
 
@@ -75,22 +80,21 @@ def _make_callback(given: Callback | str) -> Callback:
     return made
 
 
-def call_callbacks(callbacks: Sequence[Callback], run: Any, row: Row) -> bool:
-    """Calls every callback. Returns whether any asks for the end; what one raises says whose it is."""
+def call_callbacks(callbacks: Sequence[Callback], run: Run, row: Row) -> bool:
+    """Call every callback. Return whether one ends the run. Errors have a note with its name."""
     asked = []
     for callback in callbacks:
         try:
             asked.append(_asks_for_end(callback(run, row)))
-        except Exception as error:  # the author's, of any kind
-            error.add_note(
-                f"raised by the callback {getattr(callback, '__qualname__', type(callback).__name__)}"
-            )
+        except Exception as error:  # of any type: user code
+            name = getattr(callback, "__qualname__", type(callback).__name__)
+            error.add_note(f"raised by the callback {name}")
             raise
     return any(asked)
 
 
 def _asks_for_end(answer: Any) -> bool:
-    """Return whether a callback's result is a true boolean: Python's, or a scalar of NumPy or jax."""
+    """Return whether a callback's result is a true boolean of Python, NumPy or jax."""
     if inspect.iscoroutine(answer):
         answer.close()
         raise TypeError(
@@ -101,7 +105,7 @@ def _asks_for_end(answer: Any) -> bool:
 
 
 def close_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Tells callbacks that have a `close` that no row follows."""
+    """Call `close` of the callbacks that have it."""
     for callback in callbacks:
         getattr(callback, "close", lambda: None)()
 
@@ -117,11 +121,11 @@ def goals_reached(stop_at: Mapping[str, float], *rows: Row) -> bool:
 
 
 def require_goals(stop_at: Mapping[str, float], metrics: Sequence[str]) -> None:
-    """Raises ValueError for a metric of `stop_at` that no row has, with the nearest right name."""
+    """Raise ValueError for a metric of `stop_at` that no row has, with the closest name."""
     for name in stop_at:
         require_known("metric in stop_at", name, metrics)
 
 
 def goals_in_words(stop_at: Mapping[str, float]) -> str:
-    """Returns "stop_at agent/episode_return 475"."""
+    """Return the thresholds as text: "stop_at agent/episode_return 475"."""
     return f"stop_at {', '.join(f'{name} {value:g}' for name, value in stop_at.items())}"

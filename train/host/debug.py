@@ -1,13 +1,15 @@
-"""`--debug`: slow checks of a run, for when something is wrong with it.
+"""Slow checks of a run, by `--debug`.
 
-* Before it: `wdjax.check_env` of its environment.
-* In it: no random key is used twice (jax_debug_key_reuse), and what the environment's own code asserts,
+* Before the run: `wdjax.check_env` of the environment.
+* In the run: random keys that are used twice (jax_debug_key_reuse), and assertions in the code of
+  the environment, which are not compiled without --debug:
 
         jax.experimental.checkify.debug_check(state.speed >= 0, "speed is {}", state.speed)
 
-  which without --debug is not even compiled (asserts in `reset` are looked at by nobody: it runs under a `cond`).
-* At its end by bad numbers (learner/bad_numbers.py): the operation, with its line, that makes the first NaN, found by
-  doing the bad update again. jax_debug_nans would not do: metrics are NaN where there was nothing to report.
+  Assertions in `reset` are not checked, since it runs in a `cond`.
+* After bad numbers (learner/bad_numbers.py): the operation that creates the first NaN, with its
+  line, found by repeating the update. jax_debug_nans would report metrics, which are NaN where
+  there is nothing to report.
 """
 
 import functools
@@ -22,25 +24,29 @@ import optax
 from jax.experimental import checkify
 
 from wdjax.checks import require
+from wdjax.train.devices.packing import Packed
 from wdjax.train.host.failures import FailedCheckError
 from wdjax.train.host.programs import Program
 from wdjax.train.learner.learner import Learner, learn, run_up_to
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.policy import Setup
-from wdjax.train.state.state import TrainState, current_hypers
+from wdjax.train.state.state import PolicyState, TrainState, current_hypers
 
-_LIBRARIES = tuple(str(Path(library.__file__).parent) for library in (jax, flax, optax))
+_LIBRARIES = tuple(str(Path(str(library.__file__)).parent) for library in (jax, flax, optax))
 
-_LEARNING = str(Path(__file__).parents[1])  # what is made there comes of what was learned before
+_LEARNING = str(Path(__file__).parents[1])  # a NaN created there has an earlier cause
 
 
 def compile_checked(learner: Learner, most: int) -> Program:
-    """Returns a program of up to `most` updates, which compiles when first called and raises FailedCheckError."""
+    """Return a program of up to `most` updates that compiles when first called.
+
+    It raises FailedCheckError if a check fails.
+    """
     require(jax.process_count() == 1, "debug", True, "False in a run of several processes")
     chunk = functools.partial(run_up_to, learner.setup, most)
     program = jax.jit(checkify.checkify(chunk, errors=checkify.user_checks))
 
-    def call(state: TrainState, num_updates: np.int32) -> Any:
+    def call(state: TrainState, num_updates: np.int32) -> tuple[TrainState, Packed]:
         try:
             with jax.debug_key_reuse(True):
                 failed, result = program(state, num_updates)
@@ -54,19 +60,16 @@ def compile_checked(learner: Learner, most: int) -> Program:
 
 
 def nan_origin(setup: Setup, state: TrainState) -> str:
-    """Returns what makes the first NaN in the next update of a state, with its place in the code."""
+    """Return the operation that creates the first NaN in the next update, with its line."""
 
-    def learned(
-        state: TrainState,
-    ) -> Any:  # as `learner.update_share`, without metrics: 0 / 0 may stand there
+    # as `learner.update_share`, without metrics, which may contain 0 / 0
+    def learned(state: TrainState) -> dict[str, PolicyState]:
         rollout_key, update_key, _ = jax.random.split(state.key, 3)
         hypers = current_hypers(setup.config, state)
         after, played = rollout(setup, state, rollout_key)
         return learn(setup, after, hypers, played, update_key)[0].policies
 
-    with jax.debug_key_reuse(
-        True
-    ):  # and so without kernels, in which nothing has a place in the code
+    with jax.debug_key_reuse(True):  # also disables kernels, in which operations have no line
         failed, _ = jax.jit(checkify.checkify(learned, errors=checkify.nan_checks))(state)
     error = failed.get_exception()
     if error is None:
@@ -75,7 +78,7 @@ def nan_origin(setup: Setup, state: TrainState) -> str:
 
 
 def place_of(frames: Sequence[Any]) -> str:
-    """Returns where something was made, in words, from the frames of the call, innermost first."""
+    """Return the line of user code that created a value, from frames of a call, innermost first."""
     own = [frame for frame in frames if not frame.file_name.startswith(_LIBRARIES)]
     if not own:
         return ""

@@ -1,4 +1,4 @@
-"""Bit-identical training on GPUs; on CPUs it always is."""
+"""Bit-identical training on GPUs. On CPUs, training is always deterministic."""
 
 import os
 
@@ -16,10 +16,10 @@ def make_deterministic() -> None:
 
 
 def is_deterministic() -> bool:
-    """Return whether XLA uses deterministic operations, by `make_deterministic` or the variable XLA_FLAGS."""
+    """Return whether XLA uses deterministic operations (`make_deterministic` or XLA_FLAGS)."""
     return FLAG in os.environ.get("XLA_FLAGS", "").split()
 
 
 def forgets_determinism(before: bool) -> bool:
-    """Whether a run that was deterministic before goes on where it is not."""
+    """Return whether a run that was deterministic `before` is resumed without determinism."""
     return before and not is_deterministic() and not on_cpu()

@@ -1,6 +1,6 @@
-"""Loggers: callbacks that write the rows of metrics.jsonl to other formats (docs/how_to/callbacks.md).
+"""Loggers: callbacks that write metrics in other formats (docs/how_to/callbacks.md).
 
-Each logger writes to the folder of its run. With several processes only process 0 writes.
+Each logger writes to the folder of its run. With several processes, only process 0 writes.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from wdjax.checks import one_line, require
 from wdjax.console import Console
@@ -20,22 +20,25 @@ from wdjax.train.devices.processes import is_first
 from wdjax.train.host.loop import Row
 from wdjax.train.storage.folder import plain_config
 
+if TYPE_CHECKING:
+    from wdjax.train.host.callbacks import Run
+
 
 class Logger:
-    """Base class of loggers: `begin` is called before the first row of a run, `write` per row, `end` at the end.
+    """Base class of loggers: `begin` is called before the first row of a run, `write` per row.
 
-    A run that resumes after it was killed writes some rows again: on `begin`, discard stored rows with at least as many
-    env steps as the first row.
+    `end` is called at the end. A run that resumes after it was killed writes some rows again:
+    `begin` must discard stored rows with at least as many env steps as the first row.
     """
 
     def __init__(self):
-        self.logs: dict[Path, Any] = {}  # by the run's folder: of a sweep, one for each member
+        self.logs: dict[Path, Any] = {}  # by folder of the run; in a sweep, one per member
         self.failed = False
 
-    def __call__(self, run: Any, row: Row) -> None:
+    def __call__(self, run: "Run", row: Row) -> None:
         if not is_first() or self.failed:
             return
-        with self._training_goes_on():
+        with self._disabled_by_errors():
             if run.workdir not in self.logs:
                 run.workdir.mkdir(parents=True, exist_ok=True)
                 self.logs[run.workdir] = self.begin(run, row)
@@ -44,24 +47,23 @@ class Logger:
     def close(self) -> None:
         """Close all logs. A later row opens the log of its run again."""
         for log in self.logs.values():
-            with self._training_goes_on():
+            with self._disabled_by_errors():
                 self.end(log)
         self.logs.clear()
 
     @contextlib.contextmanager
-    def _training_goes_on(self) -> Iterator[None]:
+    def _disabled_by_errors(self) -> Iterator[None]:
         """Turn an error of a logger into a warning and disable the logger; training continues."""
         try:
             yield
-        except Exception as error:  # of any type: loggers' libraries have their own
-            words = f"Warning: {type(self).__name__} failed and is disabled ({one_line(error)})"
+        except Exception as error:  # of any type, from the logger's library
             if not self.failed:
-                Console(stderr=True).print(
-                    f"{words}; training continues", highlight=False, soft_wrap=True
-                )
+                failed = f"{type(self).__name__} failed and is disabled ({one_line(error)})"
+                words = f"Warning: {failed}; training continues"
+                Console(stderr=True).print(words, highlight=False, soft_wrap=True)
             self.failed = True
 
-    def begin(self, run: Any, row: Row) -> Any:
+    def begin(self, run: "Run", row: Row) -> Any:
         """Return the log that is passed to `write` and `end`."""
         raise NotImplementedError
 
@@ -75,18 +77,14 @@ class Logger:
 class CSVLogger(Logger):
     """Write metrics.csv to the run folder: one line per chunk; unknown values are empty."""
 
-    def begin(self, run: Any, row: Row) -> Any:
+    def begin(self, run: "Run", row: Row) -> tuple[Path, list[str]]:
         file, old = run.workdir / "metrics.csv", []
         if file.exists():
             with open_regular(file, "r", encoding="utf8", newline="") as stream:
                 lines = list(csv.DictReader(stream))
-            own = all((line.get("updates") or "").isdecimal() for line in lines)
-            require(
-                own,
-                "metrics.csv",
-                str(file),
-                "a table with a column updates of whole numbers. Move it away",
-            )
+            valid = all((line.get("updates") or "").isdecimal() for line in lines)
+            allowed = "a table with a column updates of whole numbers. Move it away"
+            require(valid, "metrics.csv", str(file), allowed)
             old = [line for line in lines if int(line["updates"]) < row["updates"]]
         names = list(row)
         with new_file(file, "w") as stream:
@@ -95,38 +93,34 @@ class CSVLogger(Logger):
             writer.writerows(old)
         return file, names
 
-    def write(self, log: Any, row: Row) -> None:
+    def write(self, log: tuple[Path, list[str]], row: Row) -> None:
         file, names = log
-        with open_regular(
-            file, "a", encoding="utf8", newline=""
-        ) as stream:  # held open, a sweep's would be too many
+        # opened for each row, since a sweep would keep too many files open
+        with open_regular(file, "a", encoding="utf8", newline="") as stream:
             _csv_writer(stream, names).writerow(row)
 
-    def end(self, log: Any) -> None:
+    def end(self, log: object) -> None:
         """Do nothing: no file is kept open."""
 
 
 class TensorBoardLogger(Logger):
-    """Write TensorBoard event files to the folder `tensorboard` of the run: scalars over env steps."""
+    """Write TensorBoard event files to the run's folder `tensorboard`: scalars over env steps."""
 
     def __init__(self):
         super().__init__()
         self.library = _import("tensorboardX", "tensorboard")
 
-    def begin(self, run: Any, row: Row) -> Any:
-        folder = make_folder_inside(
-            run.workdir / "tensorboard"
-        ).absolute()  # the library takes "s3:a" for a bucket
-        return self.library.SummaryWriter(
-            str(folder), purge_step=row["env_steps"]
-        )  # of a run that was killed
+    def begin(self, run: "Run", row: Row) -> Any:
+        # an absolute path, since the library reads "s3:a" as a bucket
+        folder = make_folder_inside(run.workdir / "tensorboard").absolute()
+        # purge the rows that a killed run writes again
+        return self.library.SummaryWriter(str(folder), purge_step=row["env_steps"])
 
     def write(self, log: Any, row: Row) -> None:
         tags: dict[str, str] = {}  # tag -> name: tensorboardX writes some characters as "_"
         for name in row:
-            tags[free_name(re.sub(r"[^-/\w.]", "_", name).lstrip("/"), USER, tags.__contains__)] = (
-                name
-            )
+            tag = re.sub(r"[^-/\w.]", "_", name).lstrip("/")
+            tags[free_name(tag, USER, tags.__contains__)] = name
         numbers = _numbers(row)
         for tag, name in tags.items():
             if name in numbers:
@@ -135,22 +129,27 @@ class TensorBoardLogger(Logger):
 
 
 class WandbLogger(Logger):
-    """Log to a Weights & Biases run, named after the run folder, with the configuration; resumed runs continue it.
+    """Log to a Weights & Biases run, named after the run folder, with the configuration.
 
-    Set it up with the usual variables: WANDB_PROJECT (default "wdjax"), WANDB_ENTITY, WANDB_MODE=offline.
+    A resumed run continues it. Configure it with the usual variables: WANDB_PROJECT (default
+    "wdjax"), WANDB_ENTITY, WANDB_MODE=offline.
     """
 
     def __init__(self):
         super().__init__()
         self.library = _import("wandb", "wandb")
 
-    def begin(self, run: Any, row: Row) -> Any:
+    def begin(self, run: "Run", row: Row) -> Any:
         file = run.workdir / "wandb_id"
         log = self.library.init(
-            id=read_text(file) if file.exists() else None, resume="allow", reinit="create_new",
-            name=run.workdir.name, project=os.environ.get("WANDB_PROJECT", "wdjax"), dir=run.workdir,
+            id=read_text(file) if file.exists() else None,
+            resume="allow",
+            reinit="create_new",
+            name=run.workdir.name,
+            project=os.environ.get("WANDB_PROJECT", "wdjax"),
+            dir=run.workdir,
             config=plain_config(run.config),
-        )  # fmt: skip
+        )
         write_text(file, log.id)
         return log
 
@@ -161,15 +160,14 @@ class WandbLogger(Logger):
         log.finish()
 
 
-def close_loggers(callbacks: Sequence[Any]) -> None:
-    """Closes what the loggers among callbacks hold open: no row of these runs follows soon. Callbacks of another kind
-    are told nothing."""
+def close_loggers(callbacks: Sequence[object]) -> None:
+    """Close the logs of the loggers among callbacks: no row of these runs follows soon."""
     for callback in callbacks:
         if isinstance(callback, Logger):
             callback.close()
 
 
-def _csv_writer(stream: Any, names: list[str]) -> csv.DictWriter:
+def _csv_writer(stream: IO[str], names: list[str]) -> csv.DictWriter:
     return csv.DictWriter(stream, names, restval="", extrasaction="ignore", lineterminator="\n")
 
 

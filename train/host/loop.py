@@ -1,24 +1,27 @@
-"""The loop on the host: chunks of updates on the device, and what happens beside them.
+"""The loop on the host: chunks of updates on the device, and the work between them.
 
-While the device is at a chunk, the host does what the chunk before left to do: metrics, checkpoints, words. A run
-(train/trainer.py) is a job of this loop, and so are runs side by side, a round of a sweep
+While the device computes a chunk, the host processes the previous one: metrics, checkpoints,
+messages. A run (train/trainer.py) is a job of this loop, and so is a population
 (train/population/population.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
+from orbax.checkpoint import CheckpointManager
 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.chunks import Played, most_updates, next_look, play, play_first
 from wdjax.train.host.programs import Program
 from wdjax.train.learner.bad_numbers import bad_in_a_row, ends_run, sound_updates
+from wdjax.train.state.metric import values_of
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
+from wdjax.train.state.types import Metrics, PyTree
 from wdjax.train.storage.checkpoint import (
     HostData,
     copied,
@@ -29,83 +32,93 @@ from wdjax.train.storage.checkpoint import (
 from wdjax.train.storage.metrics_log import MetricsLog, summarize
 
 Row = dict[str, Any]  # a line of metrics.jsonl
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """What a run came to in a chunk, alone or side by side with others."""
+    """Metrics and update status of one run for one chunk."""
 
-    metrics: Mapping[str, Any]  # of its sound updates, arrays or `Metric`s
+    metrics: Metrics  # of its good updates
     codes: np.ndarray  # of all its updates (learner/bad_numbers.py)
-    streak: int  # bad ones in a row at the end, also over chunks
-    ends: bool  # by the rules of bad numbers
+    streak: int  # consecutive bad updates at the end, also over chunks
+    ends: bool  # whether bad numbers end the run
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chunk:
-    """What several updates came to."""
+    """Results of a chunk of updates."""
 
-    before: int  # updates that were done before it
-    size: int  # updates in it
-    done: int  # updates that are done after it: fewer, where a bad one ends the run
+    before: int  # updates before the chunk
+    size: int  # computed updates
+    done: int  # valid updates after the chunk: fewer if a bad one ends the run
     parts: list[Part]  # one for each run
     seconds: float
-    compile_seconds: float  # since the chunk before
-    # after it; None where nobody has asked for it, and the device has gone on
+    compile_seconds: float  # since the previous chunk
+    # after the chunk; None if the next chunk has overwritten it and no copy was requested
     state: TrainState | None = None
-    begun: Any = None  # what `Job.begin` started
+    begun: PyTree | None = None  # result of the function that `Job.begin` returned
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a job makes of a chunk."""
+    """Result of `Job.judge` for a chunk."""
 
     rows: list[Row]  # for metrics.jsonl
-    state: TrainState | None = None  # to go on with, of a job that may change it
-    failure: Callable[[], Exception] | None = None  # makes what the job ends with, once it is saved
+    state: TrainState | None = None  # to continue with, if the job may change it
+    failure: Callable[[], Exception] | None = None  # error that ends the job once it is saved
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What the loop trains, and the four functions that it calls between chunks."""
+    """The program that the loop runs, and the functions that it calls between chunks."""
 
     config: TrainConfig
-    last: int  # updates at its end
+    last: int  # number of updates
     program: Program
-    checkpoints: Any
-    log: MetricsLog | None  # written by the first process only
+    checkpoints: CheckpointManager
+    log: MetricsLog | None  # of process 0
     judge: Callable[[Chunk], Outcome]
-    report: Callable[[list[Row]], None]  # called after every chunk, once its rows are written
+    report: Callable[[list[Row]], None]  # called when the rows of a chunk are written
     host: Callable[[], HostData] = HostData  # content of a checkpoint besides the state
-    begin: Callable[[Chunk], Callable[[TrainState], Any] | None] = lambda chunk: None
-    """what to start on the device with the state after a chunk, before the next one; None: the job does not read that
-    state"""
-    also: int = 0  # chunks end every so many updates, too, and the next waits: the job may change the state; 0: no
-    alone: bool = True  # one run, which ends where its bad numbers say so; of several side by side the others go on
-    beside: bool = True  # whether the host works while the device does
+    # returns a function to start on the device with the state after a chunk, before the next chunk;
+    # None: the job does not read this state
+    begin: Callable[[Chunk], Callable[[TrainState], PyTree | None] | None] = lambda chunk: None
+    # chunks also end after multiples of this number of updates, and the next one waits for `judge`,
+    # which may change the state; 0: no
+    also: int = 0
+    alone: bool = True  # one run, which bad numbers may end; False: a population
+    beside: bool = True  # whether the host works while the device computes
 
 
 def train_chunks(
-    job: Job, state: TrainState, done: int, stopped: Callable[[], bool], compile_seconds: float = 0.0,
+    job: Job,
+    state: TrainState,
+    done: int,
+    stopped: Callable[[], bool],
+    compile_seconds: float = 0.0,
     meanwhile: Callable[[], None] = lambda: None,
-) -> tuple[TrainState, int]:  # fmt: skip
-    """Trains a job to its end, or until it is stopped, and saves. Returns (state, updates that are done).
-
-    Nothing is trained or saved where `done` is at the end already, or after it.
+) -> tuple[TrainState, int]:
+    """Train a job until it ends or is stopped, and save it; do nothing if it has ended before.
 
     Args:
-        state: after `done` updates; it is donated.
-        stopped: asked before every chunk.
-        compile_seconds: what was spent on the program.
+        job: the job.
+        state: state after `done` updates; it is donated.
+        done: number of updates.
+        stopped: called before every chunk; returns whether to stop.
+        compile_seconds: time that compiling the program took.
         meanwhile: called once, during the first chunk.
 
+    Returns:
+        (state, number of updates).
+
     Raises:
-        OSError: where metrics or a checkpoint cannot be written (a full disk); the checkpoints before stay whole.
+        OSError: if metrics or a checkpoint cannot be written, as on a full disk.
         Exception: `Outcome.failure`.
     """
     parts: list[Part] | None = None
     with ThreadPoolExecutor(1) as thread:
-        # several processes must do the same in the same order
+        # several processes must call the same functions in the same order
         start = thread.submit if job.beside and jax.process_count() == 1 else call
         coming = None if done >= job.last or stopped() else start(play_chunk, job, state, done)
         if coming is None and done < job.last:
@@ -118,23 +131,18 @@ def train_chunks(
                 config = dataclasses.replace(job.config, updates_per_chunk=played.size)
                 job = dataclasses.replace(job, config=config)
             state, parts = played.state, take_apart(job.config, played.metrics, parts)
-            chunk = Chunk(
-                done,
-                played.size,
-                done_after(job, done, parts),
-                parts,
-                played.seconds,
-                compile_seconds,
-            )
-            done, compile_seconds = chunk.done, 0.0
+            after, seconds = done_after(job, done, parts), played.seconds
+            chunk = Chunk(done, played.size, after, parts, seconds, compile_seconds)
+            done, compile_seconds = after, 0.0
             if job.also:
                 outcome = job.judge(dataclasses.replace(chunk, state=state))
-                state = outcome.state
+                state = cast(TrainState, outcome.state)
             ends = done == job.last or (job.alone and parts[0].ends)
             saves = done % job.config.updates_per_checkpoint == 0
             begin = job.begin(chunk)
             kept = state if ends else copied(state) if saves or begin else None
-            begun = begin(kept) if begin else None  # first: the device does one after the other
+            # before the next chunk: the device computes one after the other
+            begun = begin(kept) if begin and kept is not None else None
             coming = None if ends or stopped() else start(play_chunk, job, state, done)
             kept = kept if coming else state
             if not job.also:
@@ -146,16 +154,16 @@ def train_chunks(
 
 
 def play_chunk(job: Job, state: TrainState, done: int) -> Played:
-    """Does the next chunk, and waits for the device."""
+    """Compute the next chunk, and wait for the device."""
     size = next_look(job.config, done, job.last, job.also) - done
     if job.config.updates_per_chunk:
         return play(job.program, state, size)
     return play_first(job.program, state, min(size, most_updates(job.config)))
 
 
-def call(function: Callable, *arguments: Any) -> Future:
-    """Does now what a thread would do beside."""
-    future: Future = Future()
+def call(function: Callable[..., T], *arguments: object) -> "Future[T]":
+    """Call a function now, and return its result as `Executor.submit` does."""
+    future: Future[T] = Future()
     try:
         future.set_result(function(*arguments))
     except Exception as error:
@@ -164,7 +172,7 @@ def call(function: Callable, *arguments: Any) -> Future:
 
 
 def done_after(job: Job, before: int, parts: Sequence[Part]) -> int:
-    """Returns how many updates are done after a chunk: of one that a bad update ends, those before that."""
+    """Return the number of updates after a chunk; if a bad update ends the run, those before it."""
     codes = parts[0].codes
     if job.alone and job.config.on_bad_numbers == "stop" and codes.any():
         return before + int(np.argmax(codes > 0))
@@ -172,7 +180,7 @@ def done_after(job: Job, before: int, parts: Sequence[Part]) -> int:
 
 
 def record(job: Job, done: int, outcome: Outcome, state: TrainState | None) -> None:
-    """Writes what came of a chunk, saves the state if there is one, and tells who listens, or ends the job."""
+    """Write the rows of a chunk, save the state if there is one, and report, or end the job."""
     require_saved(job.checkpoints)
     if job.log is not None:
         job.log.restore()
@@ -181,27 +189,27 @@ def record(job: Job, done: int, outcome: Outcome, state: TrainState | None) -> N
     if state is not None:
         save_state(job.checkpoints, done, state, job.log, job.host())
     if outcome.failure is not None:
-        finish(job.checkpoints)  # before it is said that the run is saved
+        finish(job.checkpoints)  # the message says that the run is saved
         raise outcome.failure()
     job.report(outcome.rows)
 
 
-def take_apart(
-    config: TrainConfig, metrics: Mapping[str, Any], before: Sequence[Part] | None
-) -> list[Part]:
-    """Returns the parts of a chunk from its metrics, [updates] of one run or [runs, updates] of several.
+def take_apart(config: TrainConfig, metrics: Metrics, before: Sequence[Part] | None) -> list[Part]:
+    """Return the parts of a chunk.
 
     Args:
-        before: the parts of the chunk before, if there was one.
+        config: configuration of the run.
+        metrics: [updates] of one run, or [members, updates].
+        before: parts of the previous chunk, if there was one.
     """
-    several = np.ndim(metrics["bad_numbers"]) == 2
-    count = len(metrics["bad_numbers"]) if several else 0
-    runs = [jax.tree.map(lambda values, i=i: values[i], metrics) for i in range(count)]
+    shape = np.shape(values_of(metrics)["bad_numbers"])
+    count = shape[0] if len(shape) == 2 else 0
+    members = [jax.tree.map(lambda values, i=i: values[i], metrics) for i in range(count)]
     parts = []
-    for i, own in enumerate(runs if several else [metrics]):
-        sound, codes = sound_updates(own)
+    for i, own in enumerate(members or [metrics]):
+        good, codes = sound_updates(own)
         streak = bad_in_a_row(codes, before[i].streak if before else 0)
-        parts.append(Part(sound, codes, streak, ends_run(config, codes, streak)))
+        parts.append(Part(good, codes, streak, ends_run(config, codes, streak)))
     return parts
 
 

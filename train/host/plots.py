@@ -1,4 +1,4 @@
-"""The learning curves of a run, and who was beaten in it, as pictures."""
+"""Pictures of a run: learning curves, and results against opponents."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from wdjax.metric_names import LENGTHS, policies_of, user_space
 from wdjax.train.config.facts import is_scheduled
 from wdjax.train.host.loop import Row
 from wdjax.train.state.registry import known_fields
-from wdjax.train.storage.metrics_log import read_metrics
+from wdjax.train.storage.metrics_log import rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ EXPLAINED = "explained variance of the value function [1 = perfect]"
 
 
 def import_drawing() -> None:
-    """Imports what `save_curves` draws by, which takes as long as drawing."""
+    """Import the modules for drawing, which takes as long as drawing."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
 
@@ -54,9 +54,7 @@ def save_curves(run: str | Path, title: str = "") -> Path | None:
     Returns:
         The path of the picture; None if metrics.jsonl is missing or empty.
     """
-    run = Path(run)
-    file = run / "metrics.jsonl"
-    rows = read_metrics(file) if file.exists() else []
+    run, rows = Path(run), rows_of(run)
     if not rows:
         return None
     path = run / "curves.png"
@@ -65,15 +63,21 @@ def save_curves(run: str | Path, title: str = "") -> Path | None:
 
 
 def thinned(rows: Sequence[Row], most: int = 2_000) -> Sequence[Row]:
-    """Returns at most `most` rows of a run, the first and the last among them: as many as a picture can show."""
+    """Return at most `most` rows of a run, with the first and the last one."""
     return rows if len(rows) <= most else thinned([*rows[:-1:2], rows[-1]], most)
 
 
 def draw_run(
     rows: Sequence[Row], title: str = "", most: int | None = None, width: float = 5.0
 ) -> "Figure":
-    """Returns a figure with a panel for each of the first `most` quantities of a run, None: of all, two in a line, each
-    `width` inches wide. Rows are those of metrics.jsonl, at least one."""
+    """Return a figure of the quantities of a run, in two columns.
+
+    Args:
+        rows: rows of metrics.jsonl, at least one.
+        title: title of the figure.
+        most: maximum number of panels; None: all.
+        width: width of a panel in inches.
+    """
     from matplotlib.figure import Figure
 
     shown = list(quantities(rows).items())[:most]
@@ -91,14 +95,14 @@ def draw_run(
         panel.set_axis_off()
     for panel in panels.flat[max(len(shown) - columns, 0) : len(shown)]:
         count_env_steps(panel)
-        panel.tick_params(labelbottom=True)  # also above a place that is empty
+        panel.tick_params(labelbottom=True)  # also above an empty panel
     return figure
 
 
 def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """Returns what the rows of a run are drawn as: label, with its unit, -> {name in the legend: field of the rows}.
+    """Return the quantities to draw: label with unit -> {name in the legend: field of the rows}.
 
-    Of hyperparameters those that a schedule has changed are drawn.
+    Hyperparameters are drawn if a schedule has changed them.
     """
     first = rows[0]
     policies = policies_of(first)
@@ -163,31 +167,32 @@ def svg_of_run(rows: Sequence[Row]) -> str:
 
 
 def save_opponents(run: str | Path, title: str = "") -> Path | None:
-    """Draws opponents.png of a run from its metrics.jsonl: how often the others beat whoever played in the place of a
-    policy, and with which return. Returns its path; None where nobody did."""
+    """Draw win rates and returns against the opponents of each policy to opponents.png.
+
+    Args:
+        run: folder of the run.
+        title: title of the figure; by default the name of the folder.
+
+    Returns:
+        The path of the picture; None for a run without opponents.
+    """
     from matplotlib.figure import Figure
 
-    run = Path(run)
-    file = run / "metrics.jsonl"
-    rows = read_metrics(file) if file.exists() else []
-    found = [
-        name.split("/", 2) for name in (rows[0] if rows else ()) if "/opponent_win_rate/" in name
-    ]
-    found = [
-        name for name in found if name[0] in policies_of(rows[0]) and name[1] == "opponent_win_rate"
-    ]
-    policies = list(dict.fromkeys(policy for policy, _, _ in found))
-    if not policies:
+    run, rows = Path(run), rows_of(run)
+    opponents: dict[str, list[str]] = {}  # by policy
+    for field in rows[0] if rows else ():
+        policy, kind, name = (*field.split("/", 2), "", "")[:3]
+        if kind == "opponent_win_rate" and name and policy in policies_of(rows[0]):
+            opponents.setdefault(policy, []).append(name)
+    if not opponents:
         return None
-    figure = Figure(figsize=(10, 3.5 * len(policies)), layout="constrained")
-    panels = figure.subplots(len(policies), 2, sharex=True, squeeze=False)
+    figure = Figure(figsize=(10, 3.5 * len(opponents)), layout="constrained")
+    panels = figure.subplots(len(opponents), 2, sharex=True, squeeze=False)
     figure.suptitle(title or run.name)
-    for axes, policy in zip(panels, policies, strict=True):
-        who = [name for owner, _, name in found if owner == policy]
-        for panel, what, label in zip(
-            axes, ("win_rate", "return"), ("win rate", "return [reward]"), strict=True
-        ):
-            curves = {name: f"{policy}/opponent_{what}/{name}" for name in who}
+    labels = {"win_rate": "win rate", "return": "return [reward]"}
+    for axes, (policy, names) in zip(panels, opponents.items(), strict=True):
+        for panel, (metric, label) in zip(axes, labels.items(), strict=True):
+            curves = {name: f"{policy}/opponent_{metric}/{name}" for name in names}
             draw_curves(panel, rows, curves, f"{label} against each opponent in place of {policy}")
         axes[0].set_ylim(-0.05, 1.05)
     for axes in panels[-1]:
@@ -198,7 +203,7 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
 
 
 def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label: str) -> None:
-    """Draw one line for each of {name in the legend: field of the rows}, and the legend."""
+    """Draw {name in the legend: field of the rows} as lines, and the legend."""
     for name, field in curves.items():
         draw_line(axes, rows, field, name, color=COLORS.get(name))
     name_panel(axes, label)
@@ -206,21 +211,17 @@ def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label
 
 
 def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str]) -> None:
-    """Add the results of evaluations: dots joined by dashes, in the color of the policy's curve."""
+    """Add the results of evaluations, as dots and dashes in the color of the policy's curve."""
     colors = {line.get_label(): line.get_color() for line in axes.lines}
+    style = {"marker": "o", "linestyle": "--", "alpha": 0.7}
     for name in policies:
-        style = {
-            "marker": "o",
-            "linestyle": "--",
-            "color": colors.get(as_label(name)),
-            "alpha": 0.7,
-        }
-        draw_line(axes, rows, f"eval/{name}/episode_return", f"{name}, evaluated", **style)
+        field, color = f"eval/{name}/episode_return", colors.get(as_label(name))
+        draw_line(axes, rows, field, f"{name}, evaluated", color=color, **style)
     draw_legend(axes)
 
 
 def draw_line(axes: "Axes", rows: Sequence[Row], field: str, name: str, **style: Any) -> None:
-    """Draw a field over env steps, without the rows in which it is null; a single point gets a marker."""
+    """Draw the values of a field over env steps. A single one gets a marker."""
     points = [(row["env_steps"], row[field]) for row in rows if row.get(field) is not None]
     if points:
         marker = {"marker": "o"} if len(points) == 1 else {}
@@ -230,4 +231,4 @@ def draw_line(axes: "Axes", rows: Sequence[Row], field: str, name: str, **style:
 def draw_legend(axes: "Axes") -> None:
     """Draw a legend of all lines, if there are any."""
     if axes.lines:
-        axes.legend(axes.lines, [tail(line.get_label()) for line in axes.lines])
+        axes.legend(axes.lines, [tail(str(line.get_label())) for line in axes.lines])

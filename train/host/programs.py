@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -23,35 +23,32 @@ from wdjax.train.learner.learner import Learner, run_up_to
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
 
-# how XLA orders the launches of a command buffer (a CUDA graph) that do not need each other
+# order of independent kernels in a command buffer (a CUDA graph)
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 ONE_BY_ONE = {"xla_gpu_command_buffer_scheduling_mode": "LHS"}
 
-# XLA would write each fusion in two ways, by Triton and without, and time both: up to a third of all compiling, and no
-# preset was faster by it (RESULTS.md)
+# do not compile each fusion with and without Triton to time both: that takes up to a third of the
+# compile time, and made no preset faster (RESULTS.md)
 ONE_WAY = {"xla_gpu_experimental_enable_fusion_autotuner": False}
-# what is tried for a matrix product but Triton's; without Triton alone some products found nobody who takes them
+# backends for matrix products, without Triton; disabling Triton alone left some without a backend
 LIBRARIES = {
     "xla_gpu_experimental_autotune_backends":
         "CUBLASLT,CUSTOM_KERNEL,NATIVE_EMITTER,CUBLASLT_FISSION,CUSTOM_KERNEL_FISSION"
 }  # fmt: skip
 
-UNKNOWN_OPTION = "No such compile option"  # of what XLA says
+UNKNOWN_OPTION = "No such compile option"  # in an error of XLA
+MOST_CHARACTERS = 200  # of an error of a compiler
 
-MOST_WORDS = 200  # characters of what a compiler says
+# (state, updates) -> (state, metrics)
+Program = Callable[[TrainState, np.int32], tuple[TrainState, Packed]]
+Listeners = list[Callable[[str], None]]
 
-Program = Callable[
-    [TrainState, np.int32], tuple[TrainState, Packed]
-]  # (state, updates) -> (state, metrics)
-
-_LISTENERS: contextvars.ContextVar[list[Callable[[str], None]]] = contextvars.ContextVar(
-    "listeners"
-)
+_LISTENERS: contextvars.ContextVar[Listeners] = contextvars.ContextVar("listeners")
 
 
 @contextlib.contextmanager
 def telling(say: Callable[[str], None]) -> Iterator[None]:
-    """Says once, when the first program in here is traced, what kernels do and what they do not, and why."""
+    """Call `say` once, when the first program in the block is traced, with `words_of_kernels`."""
     token = _LISTENERS.set([say])
     try:
         yield
@@ -60,14 +57,17 @@ def telling(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def words_of_kernels(heard: Mapping[str, str | None]) -> str:
-    """Returns what of a program kernels do and what plain XLA does for a reason, in a line; of a CPU's nothing.
+    """Return which work of a program fused kernels do, and why plain XLA does the rest.
 
     Args:
-        heard: what there is to do -> why no kernel does it, None where one does (kernels/support.py).
+        heard: work -> reason why no kernel does it, None if one does (kernels/support.py).
+
+    Returns:
+        One line; "" on a CPU.
     """
     if on_cpu() or not heard:
         return ""
-    if heard.get(WHOLE, "") is None:  # then nobody acts beside it
+    if heard.get(WHOLE, "") is None:  # it includes acting
         heard = {what: why for what, why in heard.items() if not what.startswith("acting")}
     reasons: dict[str, list[str]] = {}
     for what, why in heard.items():
@@ -77,37 +77,42 @@ def words_of_kernels(heard: Mapping[str, str | None]) -> str:
     return f"Fused kernels: {by_kernels}" + (f". Plain XLA: {plain}" if plain else "")
 
 
-Makes = TypeVar("Makes", bound=Callable)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def plain_where_kernels_fail(make: Makes) -> Makes:
-    """Has a function that compiles programs, where it raises, compile them without any kernel, as this process does
-    from then on: what a card or a compiler refuses in them costs speed and no run. Where that raises too, what it
-    raised at first is the error."""
+def plain_where_kernels_fail(make: Callable[P, T]) -> Callable[P, T]:
+    """Make a function that compiles programs retry without kernels if it raises.
+
+    The process then compiles all programs without kernels: an error of a GPU or a compiler costs
+    speed, but does not end a run. If the second attempt raises, the first error is raised.
+    """
 
     @functools.wraps(make)
-    def made(*arguments: Any, **named: Any) -> Any:
+    def made(*arguments: P.args, **named: P.kwargs) -> T:
         listeners = _LISTENERS.get([])
-        told = list(listeners)
+        before = list(listeners)
         try:
             return make(*arguments, **named)
         except Exception as error:
             if not are_used():
                 raise
-            listeners[:] = told  # they may have heard what is true no more
-            with (
-                contextlib.suppress(Exception),
-                giving_up_kernels(f"kernels failed: {one_line(error)[:MOST_WORDS]}"),
-            ):
+            listeners[:] = before  # they may have been called with a message that is now wrong
+            reason = f"kernels failed: {one_line(error)[:MOST_CHARACTERS]}"
+            with contextlib.suppress(Exception), giving_up_kernels(reason):
                 return make(*arguments, **named)
             raise
 
-    return cast(Makes, made)
+    return made
 
 
 @plain_where_kernels_fail
 def compile_chunk(learner: Learner, state: TrainState, most: int) -> tuple[Program, float]:
-    """Compiles chunks of up to `most` updates into one program that donates its state. Returns (program, seconds)."""
+    """Compile chunks of up to `most` updates into one program, which donates its state.
+
+    Returns:
+        (program, seconds).
+    """
     return finish_chunk(*lower_chunk(learner, state, most))
 
 
@@ -120,35 +125,33 @@ def compile_and_init(
     most: int,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[TrainState, Program, float]:
-    """Draws a run's first state and compiles its chunks, on a GPU at the same time: each takes seconds.
+    """Initialize a run and compile its chunks; on a GPU both at once, since each takes seconds.
 
     Args:
+        learner: learner of the run.
         like: `abstract_state` of the learner's setup.
-        meanwhile: what else there is to do while a GPU's program is compiled.
+        seed: random seed of the run.
+        most: maximum number of updates of a chunk.
+        meanwhile: called while a program for a GPU is compiled.
 
     Returns:
-        (state, program, seconds): learner.init(jax.random.key(seed)), and what `compile_chunk` returns.
+        (state, program, seconds): learner.init(jax.random.key(seed)), and as `compile_chunk`.
 
     Raises:
-        ValueError: where the state alone is larger than the memory: XLA would wait for ever, or end the process.
+        ValueError: if the state alone exceeds the memory: XLA would hang or end the process.
     """
     devices = learner.setup.num_devices
     free = bytes_free(devices)
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)) // devices
-    allowed = (
-        f"at most {free}, the free memory of a device. Lower num_envs, past_selves or buffer_size."
-    )
+    remedy = "Lower num_envs, past_selves or buffer_size."
+    allowed = f"at most {free}, the free memory of a device. {remedy}"
     require(needed <= free, "state size in bytes", needed, allowed)
-    lowered = lower_chunk(learner, like, most)  # here: JAX's settings may be this thread's own
-    key = jax.random.key(
-        seed
-    )  # not before: it needs the device, which may still be reserving memory
-    # all processes compile in the same order; and for a CPU, XLA compiles on all of its cores anyway
+    lowered = lower_chunk(learner, like, most)  # in this thread, which may have own settings of jax
+    key = jax.random.key(seed)  # not earlier: it waits for the device, which reserves its memory
+    # all processes must compile in the same order; and XLA compiles for a CPU on all of its cores
     if jax.process_count() > 1 or on_cpu():
         return learner.init(key), *finish_chunk(*lowered)
-    with ThreadPoolExecutor(
-        1
-    ) as thread:  # what ends init early waits for it: a compilation cannot be stopped
+    with ThreadPoolExecutor(1) as thread:  # errors wait for it: a compilation cannot be stopped
         compiled = thread.submit(finish_chunk, *lowered)
         state = learner.init(key)
         meanwhile()
@@ -156,29 +159,35 @@ def compile_and_init(
 
 
 def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
-    """Returns XLA's options for a run on a GPU: what it need not try, which takes it seconds. Where kernels do the
-    products, it need not try Triton's for the few others, and may launch side by side what does not need each other,
-    which takes memory.
+    """Return XLA's options for a run on a GPU, which shorten autotuning.
+
+    If kernels compute the products, XLA need not try Triton for the few others. It may then launch
+    independent kernels side by side, which needs memory.
 
     Args:
-        alone: of one run; else of several side by side, whose launches are large.
+        setup: setup of the run.
+        alone: one run; False: a population, whose kernels are large.
     """
     if not on_gpu():
         return {}
     if alone and are_used() and all(policy.engine.shape for policy in setup.policies.values()):
-        order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not tried among collectives
+        order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not measured with collectives
         return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **order}
-    return ONE_WAY if setup.config.search_products else ONE_WAY | LIBRARIES
+    return {**ONE_WAY, **({} if setup.config.search_products else LIBRARIES)}
 
 
 def compile_lowered(
     lowered: jax.stages.Lowered, options: Mapping[str, bool | str], free: int | None = None
 ) -> jax.stages.Compiled:
-    """Compiles with `compiler_options`; without SIDE_BY_SIDE where there is no memory for that, and without any for an
-    XLA that does not know one of them, as names come and go: that costs seconds, and no run.
+    """Compile with `compiler_options`.
+
+    SIDE_BY_SIDE is dropped if it exceeds the memory. All options are dropped if XLA does not know
+    one of them, since names change between versions; then compiling takes seconds longer.
 
     Args:
-        free: bytes that a device has; None: `bytes_free`.
+        lowered: traced program.
+        options: from `compiler_options`.
+        free: free bytes of a device; None: `bytes_free`.
     """
     try:
         program = lowered.compile(compiler_options=dict(options))
@@ -196,7 +205,11 @@ def compile_lowered(
 def lower_chunk(
     learner: Learner, state: TrainState, most: int
 ) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
-    """Traces up to `most` updates of states like this one. Returns (what is to be compiled, options, seconds)."""
+    """Trace a chunk of up to `most` updates.
+
+    Returns:
+        (traced program, options, seconds).
+    """
     chunk = functools.partial(run_up_to, learner.setup, most)
     return lower_updates(chunk, state, compiler_options(learner.setup))
 
@@ -204,7 +217,7 @@ def lower_chunk(
 def lower_updates(
     chunk: Callable, states: TrainState, options: Mapping[str, bool | str]
 ) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
-    """Traces a chunk of a run, or of several side by side, which donates its states. Returns as `lower_chunk`."""
+    """Trace a chunk of a run or a population, which donates its states. Return as `lower_chunk`."""
     start, listeners = time.perf_counter(), _LISTENERS.get([])
     with no_garbage_collection(), listening() as heard:
         lowered = jax.jit(chunk, donate_argnums=0).lower(states, jax.ShapeDtypeStruct((), np.int32))
@@ -217,6 +230,6 @@ def lower_updates(
 def finish_chunk(
     lowered: jax.stages.Lowered, options: Mapping[str, bool | str], seconds: float
 ) -> tuple[Program, float]:
-    """Compiles what `lower_chunk` returned. Returns (program, seconds of both)."""
+    """Compile the results of `lower_chunk`. Return (program, seconds of both)."""
     start = time.perf_counter()
     return compile_lowered(lowered, options), seconds + time.perf_counter() - start

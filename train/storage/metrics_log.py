@@ -156,6 +156,12 @@ def tell_lost_lines(path: Path, size: int, say: Callable[[str], Any]) -> None:
         say(f"Warning: {path} is {missing:,} bytes short: its last lines are lost")
 
 
+def rows_of(run: str | Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl in the folder of a run, [] if it is missing."""
+    file = Path(run) / METRICS
+    return read_metrics(file) if file.exists() else []
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Return the rows of a metrics.jsonl, without an incomplete last line.
 
