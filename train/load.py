@@ -23,29 +23,38 @@ from wdjax.yaml_reader import read_yaml
 
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 
-# What many type first -> the preset that learns it in a minute or two on 2 CPU cores.
+# name of an environment -> preset that learns it in one or two minutes on 2 CPU cores
 ALIASES = {
-    "tag": "tag_small", "covid": "covid_small", "reaction": "reaction_mueller_brown", "CartPole-v1": "cartpole_ppo",
-    "Acrobot-v1": "acrobot_ppo", "pendulum": "pendulum_ddpg", "Pendulum-v1": "pendulum_ddpg",
-    "mountain_car": "mountain_car_ppo", "MountainCar-v0": "mountain_car_ppo",
+    "tag": "tag_small",
+    "covid": "covid_small",
+    "reaction": "reaction_mueller_brown",
+    "CartPole-v1": "cartpole_ppo",
+    "Acrobot-v1": "acrobot_ppo",
+    "pendulum": "pendulum_ddpg",
+    "Pendulum-v1": "pendulum_ddpg",
+    "mountain_car": "mountain_car_ppo",
+    "MountainCar-v0": "mountain_car_ppo",
     "continuous_mountain_car": "continuous_mountain_car_ddpg",
     "MountainCarContinuous-v0": "continuous_mountain_car_ddpg",
-}  # fmt: skip
+}
 
 
 def load_config(
-    preset: str | Path | Mapping[str, Any], *, trust: Collection[str] = (), **changes: Any
+    preset: str | Path | Mapping[str, object], *, trust: Collection[str] = (), **changes: object
 ) -> TrainConfig:
     """Load a preset, apply changes and validate the result.
 
     Args:
-        preset: name of a preset (see `list_presets`), path of a YAML file, or a mapping with the contents of one.
-        trust: modules from which the config.yaml of a run may import code, as for `load_run`. All other YAML files are
-            trusted.
-        **changes: fields of TrainConfig; nested ones are dotted: {"policies.runner.learning_rate": 1e-3}.
+        preset: name of a preset (see `list_presets`), path of a YAML file, or a mapping with the
+            contents of one.
+        trust: modules from which the config.yaml of a run may import code, as for `load_run`. All
+            other YAML files are trusted.
+        **changes: fields of TrainConfig; nested ones are dotted:
+            {"policies.runner.learning_rate": 1e-3}.
 
     Raises:
-        ValueError: if a name is unknown (the message has the closest name) or a value is out of range.
+        ValueError: if a name is unknown (the message has the closest name) or a value is out of
+            range.
         TypeError: if a value has the wrong type.
         FileNotFoundError: if the file does not exist.
     """
@@ -57,13 +66,14 @@ def load_config(
 
 
 def change_config(
-    config: TrainConfig, *, trust: Collection[str] | None = None, **changes: Any
+    config: TrainConfig, *, trust: Collection[str] | None = None, **changes: object
 ) -> TrainConfig:
     """Change a configuration and validate the result; without changes, only validate it.
 
     Args:
-        config: the configuration, which stays as it is.
-        trust: modules from which the changes may import code, besides those that `config` names. None: any module.
+        config: the configuration; it does not change.
+        trust: modules from which the changes may import code, besides those that `config` names.
+            None: any module.
         **changes: fields of TrainConfig, as for `load_config`.
 
     Returns:
@@ -77,26 +87,20 @@ def change_config(
 
 
 def _changed(
-    raw: dict[str, Any], changes: dict[str, Any], trust: Collection[str] | None = None
+    raw: dict[str, Any], changes: Mapping[str, object], trust: Collection[str] | None = None
 ) -> TrainConfig:
     if isinstance(policies := raw.get("policies"), Mapping):
         flat = lambda path, own: flat_policy(path, own) if isinstance(own, Mapping) else own  # noqa: E731
-        raw = {
-            **raw,
-            "policies": {name: flat(f"policies.{name}", own) for name, own in policies.items()},
-        }
+        placed = {name: flat(f"policies.{name}", own) for name, own in policies.items()}
+        raw = {**raw, "policies": placed}
     changes = dict(_flat_changes(changes))
     before = raw.get("policies")
     for name, value in changes.items():
-        inside = (
-            []
-            if name in TrainConfig.__dataclass_fields__
-            else policy_fields(name, raw.get("policies") or ())
-        )
+        is_known = name in TrainConfig.__dataclass_fields__
+        inside = [] if is_known else policy_fields(name, raw.get("policies") or ())
         if inside:
-            raise ValueError(
-                f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?"
-            )
+            near = " or ".join(map(repr, inside))
+            raise ValueError(f"unknown field {name}: did you mean {near}?")
         set_dotted(raw, name, value)
     if trust is not None:
         require_trusted(", ".join(changes), raw, trust)
@@ -110,7 +114,7 @@ def _changed(
     return config
 
 
-def _flat_changes(changes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flat_changes(changes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield changes with the options of policies named flat, also those in blocks."""
     for name, value in changes.items():
         if name.startswith("policies."):
@@ -138,9 +142,8 @@ def preset_path(preset: str | Path) -> Path:
         FileNotFoundError: if the file does not exist.
     """
     if not isinstance(preset, (str, Path)):
-        raise TypeError(
-            f"preset = {preset!r}: must be the name of a preset, the path of a YAML file, or a mapping"
-        )
+        allowed = "the name of a preset, the path of a YAML file, or a mapping"
+        raise TypeError(f"preset = {preset!r}: must be {allowed}")
     path = Path(preset)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
@@ -150,14 +153,13 @@ def preset_path(preset: str | Path) -> Path:
         raise ValueError(f"{preset} is a run folder. Use its preset {preset}/{CONFIG}.")
     name, known = ALIASES.get(str(preset), str(preset)), list_presets()
     if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
-        raise FileNotFoundError(
-            f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder"
-        )
+        words = "not a preset (see wdjax list), a .yaml file or a run folder"
+        raise FileNotFoundError(f"{preset}: {words}")
     if ":" in str(preset):
-        words = f"this is an environment, not a preset. For a single agent: wdjax train cartpole_ppo --env {preset}"
-        raise ValueError(
-            f"preset = {preset}: {words}. For several agents: write a preset (docs/how_to/own_environment.md)."
-        )
+        single = f"For a single agent: wdjax train cartpole_ppo --env {preset}."
+        several = "For several agents: write a preset (docs/how_to/own_environment.md)."
+        words = "this is an environment, not a preset"
+        raise ValueError(f"preset = {preset}: {words}. {single} {several}")
     require_known("preset", name, [*known, *ALIASES])
     return PRESETS / f"{name}.yaml"
 
@@ -171,12 +173,12 @@ def load_run(
     """Load the learner of a run, on one device, and the state of its newest checkpoint.
 
     Args:
-        run_folder: folder of the run, or a bundled run such as "reference:tag_continuous". "runs/a@best" and
-            "runs/a@120" select a checkpoint.
+        run_folder: folder of the run, or a bundled run such as "reference:tag_continuous".
+            "runs/a@best" and "runs/a@120" select a checkpoint.
         best: load the best checkpoint instead, if `run_folder` selects none.
         num_updates: load the checkpoint after this number of updates instead.
-        trust: modules (with their submodules) from which the run may import its encoder, algorithm or environment, in
-            addition to wdjax and installed packages with entry points for wdjax.
+        trust: modules (with their submodules) from which the run may import its encoder, algorithm
+            or environment, in addition to wdjax and installed packages with entry points for wdjax.
 
     Returns:
         (learner, state).
@@ -195,7 +197,7 @@ def load_run(
 def load_policy(
     run: str | Path, policy: str | None = None, trust: Collection[str] = ()
 ) -> TrainedPolicy:
-    """Load a trained policy of a run::
+    """Load a trained policy of a run.
 
         policy = wdjax.load_policy("runs/a", "tagger")
         action, memory = policy.act(obs, memory, key)  # supports jit and vmap
@@ -207,7 +209,7 @@ def load_policy(
 
     Raises:
         FileNotFoundError: if the run or the checkpoint does not exist.
-        ValueError: if the policy is unknown (the message has the closest name), or the run names code in an untrusted
-            module.
+        ValueError: if the policy is unknown (the message has the closest name), or the run names
+            code in an untrusted module.
     """
     return trained_policy(*load_run(run, trust=trust), policy)

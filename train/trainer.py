@@ -162,7 +162,7 @@ class Trainer:
         self.ended_by = ""  # otherwise, the reason for the early end: a callback, stop_at
         self._evaluation = TrainingEvaluation(self.learner, self._say)
         self._waits = {"setup": time.perf_counter() - self._begun}  # seconds without training
-        self._chunk_seconds = 0.0  # of all chunks
+        self._chunk_seconds = 0.0  # training time, over all chunks
         self._kernels = ""  # which work fused kernels do
         # compiled or imported in threads: "evaluation", "curves", "episode"
         self._background: dict[str, Future] = {}
@@ -276,7 +276,7 @@ class Trainer:
             self.stop(goals_in_words(goals))
 
     def _begin(self, chunk: Chunk) -> Callable[[TrainState], PlayedEpisodes | None] | None:
-        """Return a function that begins the evaluation of the state after a chunk, if one is due."""
+        """Return a function that begins the evaluation of a state after a chunk, if one is due."""
         # kept in the folder, so that a resumed run has rows after the same updates
         if not self.config.updates_per_chunk:
             self.config = dataclasses.replace(self.config, updates_per_chunk=chunk.size)
@@ -290,7 +290,7 @@ class Trainer:
     def _judge(
         self, best: CheckpointManager | None, log: MetricsLog | None, chunk: Chunk
     ) -> Outcome:
-        """Return the row of a chunk, with its evaluation, and the error if the chunk ends the run."""
+        """Return the row of a chunk, with its evaluation, and the error if it ends the run."""
         setup, done, (part,) = self.learner.setup, chunk.done, chunk.parts
         self.state = self.state if chunk.state is None else chunk.state
         self._chunk_seconds += chunk.seconds
@@ -324,7 +324,7 @@ class Trainer:
         return metrics | evaluation.best_metrics(state, done)
 
     def _report(self, advance: Callable[[int, str], None], rows: list[Row]) -> None:
-        """Show the rows of a chunk, call the callbacks, and stop where they or `stop_at` ask for it."""
+        """Show the rows of a chunk, call the callbacks, and apply their results and `stop_at`."""
         for row in rows:
             self._curve.add(row)
             advance(row["updates"], words_of_run(self.config, row))
