@@ -37,9 +37,9 @@ class Batch:
     target: jax.Array  # of the value
     valid: jax.Array  # bool, the transitions that count
     extra: Any = None  # `Rows.own`, what the algorithm stored while acting; for `evaluate`
-    # bool, an episode starts here; recurrent policies only, as is `carry`
-    restart: jax.Array | None = None
-    carry: Any = None  # ([M, ...] before the first step, [M, ...] at the start of an episode, or None: zeros)
+    restart: jax.Array | None = None  # bool, an episode starts here; recurrent policies only
+    carry: Any = None  # [M, ...] before the first step; recurrent policies only
+    start: Any = None  # [M, ...] carry at the start of an episode, from a custom `init_carry`
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Batch:
             data.valid,
             rows.own,
         )
-        if not policy.config.network.recurrent_size:
+        if not policy.is_recurrent:
             return batch
         restart = jnp.concatenate(
             [jnp.zeros_like(data.over[:1]), data.over[:-1]]
@@ -70,17 +70,31 @@ class Batch:
         restart = jnp.broadcast_to(restart[..., None], data.valid.shape)
         custom = policy.algorithm.overridden("init_carry")
         start = policy.algorithm.init_carry(policy, data.over.shape[1]) if custom else None
-        return batch.replace(restart=restart, carry=(rollout.first_carry[policy.name], start))
+        return batch.replace(restart=restart, carry=rollout.first_carry[policy.name], start=start)
 
     def flat(self) -> "Batch":
         """Merge the leading axes [T, N, n] into [T * N * n]; of a recurrent policy into [T, N * n]."""
         if self.carry is None:
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), self)
-        carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.carry)
+        carries = {"carry": self.carry, "start": self.start}
         rows = jax.tree.map(
-            lambda leaf: leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:]), self.replace(carry=None)
+            lambda leaf: leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:]),
+            self.replace(carry=None, start=None),
         )
-        return rows.replace(carry=carry)
+        return rows.replace(**jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), carries))
+
+    def outputs(self, policy: Policy, state: PolicyState) -> tuple[jax.Array, jax.Array]:
+        """Return (outputs [B, num_outputs], value [B]) of the policy's network on this batch.
+
+        Those of a recurrent policy are [T, M, ...], from `policy.unroll`. Call `flat` before.
+
+        Args:
+            policy: static part of the policy.
+            state: its state, with the parameters to evaluate.
+        """
+        if self.carry is None:
+            return policy.apply(state, self.obs)[:2]
+        return policy.unroll(state, self.obs, self.carry, self.restart, self.start)
 
 
 def fit(

@@ -36,7 +36,7 @@ from wdjax.train.learning import (
     static,
     traced,
 )
-from wdjax.train.networks.actor_critic import empty_carry, without_mask
+from wdjax.train.networks.actor_critic import empty_carry, has_memory, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.networks.encoders import MASK
 from wdjax.train.state.normalization import (
@@ -104,6 +104,17 @@ class OnPolicy(Algorithm):
             True,
             words,
         )
+
+    def check_network(self, policy: Policy, network: nnx.Module) -> None:
+        path, kind = f"policies.{policy.name}.algorithm", type(network).__name__
+        has_carry = jax.eval_shape(lambda: self.init_carry(policy, 1)) is not None
+        words = f"the carry at the start of an episode, as the network {kind} has unroll"
+        require(has_carry or not has_memory(network), f"{path}: its init_carry", None, words)
+        own_update = not type(self).update.__module__.startswith("wdjax.")
+        own_update |= type(self).update_team is not Algorithm.update_team
+        is_custom = not has_carry or own_update or self.overridden("act")
+        words = "a module with unroll(obs, carry, restart), because init_carry returns a carry"
+        require(is_custom or hasattr(network, "unroll"), f"{path}: its network", kind, words)
 
     def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
         return make_distribution(assignment.action_space, config.options.action_distribution)

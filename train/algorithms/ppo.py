@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from wdjax.checks import require
 from wdjax.train.algorithms.fit import Mean, Metrics, normalized_mean
@@ -57,19 +58,14 @@ class PPO(OnPolicy):
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         super().check(name, run, assignment)
-        config, replicas, agents = (
-            run.policy(name),
-            run.num_envs // run.blocks,
-            assignment.num_agents,
-        )
-        factors, rows = f"num_envs / num_blocks {replicas} x agents {agents}", replicas * agents
-        what = f"the number of sequences per block ({factors})"
-        if not config.network.recurrent_size:
-            rows *= run.rollout_length
-            what = f"the number of transitions per block (rollout_length {run.rollout_length} x {factors})"
-        minibatches = config.options.minibatches
-        allowed = f"a divisor of {rows}, {what}"
-        require(rows % minibatches == 0, f"policies.{name}.minibatches", minibatches, allowed)
+        is_built_in = self.overridden("make_network") is None
+        is_recurrent = is_built_in and run.policy(name).network.recurrent_size > 0
+        require_minibatches(name, run, assignment, is_recurrent)
+
+    def check_network(self, policy: Policy, network: nnx.Module) -> None:
+        super().check_network(policy, network)
+        run = policy.context.run_config
+        require_minibatches(policy.name, run, policy.assignment, policy.is_recurrent)
 
     def loss(
         self, new: Evaluation, batch: Batch, options: PPOOptions, mean: Mean
@@ -113,6 +109,30 @@ class PPO(OnPolicy):
         )  # fmt: skip
         state, memory = update_normalizers(state, memory, data, running)
         return state, memory, metrics | losses
+
+
+def require_minibatches(
+    name: str, run: TrainConfig, assignment: Assignment, is_recurrent: bool
+) -> None:
+    """Raise ValueError unless the minibatches of a policy are equally large.
+
+    Args:
+        name: name of the policy.
+        run: configuration of the run.
+        assignment: agents of the policy.
+        is_recurrent: minibatches consist of whole sequences.
+    """
+    replicas, agents = run.num_envs // run.blocks, assignment.num_agents
+    factors, rows = f"num_envs / num_blocks {replicas} x agents {agents}", replicas * agents
+    what = f"the number of sequences per block ({factors})"
+    if not is_recurrent:
+        rows *= run.rollout_length
+        what = (
+            f"the number of transitions per block (rollout_length {run.rollout_length} x {factors})"
+        )
+    minibatches = run.policy(name).options.minibatches
+    allowed = f"a divisor of {rows}, {what}"
+    require(rows % minibatches == 0, f"policies.{name}.minibatches", minibatches, allowed)
 
 
 def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metrics:

@@ -28,7 +28,7 @@ def policy_engine(policy: Policy, kernels: bool) -> Engine:
     """
     found: Shape | str = f"{policy.config.algorithm} has no kernels"
     if policy.algorithm.has_kernels:
-        found = shape_of(policy.config, policy.assignment, policy.distribution, policy.encoder)
+        found = shape_of(policy)
     if isinstance(found, Shape) and not kernels:
         found = "kernels: false"
     engine = engine_class(kernels)

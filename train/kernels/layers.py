@@ -19,11 +19,9 @@ from wdjax.kernels.backend import on_cpu
 from wdjax.kernels.support import why_no_kernels
 from wdjax.overrides import overridden
 from wdjax.spaces import Dict
-from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.actor_critic import MLP, ActorCritic, Trunk, without_mask
-from wdjax.train.networks.distributions import Categorical, Distribution
+from wdjax.train.networks.distributions import Categorical
 from wdjax.train.networks.encoders import MASK, FlatEncoder, encode, encoded_size
-from wdjax.train.state.agents import Assignment
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
 
@@ -89,19 +87,14 @@ def padded(size: int) -> int:
     return max(MIN_SIZE, 1 << (size - 1).bit_length())
 
 
-def shape_of(
-    config: PolicyConfig, assignment: Assignment, distribution: Distribution, encoder: type
-) -> Shape | str:
-    """Returns what fixes the kernels of a policy, or why there are none for it."""
-    network, space, widths = (
-        config.network,
-        assignment.observation_space,
-        config.network.hidden_sizes,
-    )
+def shape_of(policy: Policy) -> Shape | str:
+    """Return the static sizes of a policy's kernels, or the reason for having none."""
+    network, space = policy.config.network, policy.assignment.observation_space
+    widths, distribution = network.hidden_sizes, policy.distribution
     refusals = {
-        f"its encoder is {network.encoder}": encoder is not FlatEncoder,
+        f"its encoder is {network.encoder}": policy.encoder is not FlatEncoder,
         "it has an action mask": isinstance(space, Dict) and MASK in space.spaces,
-        "it is recurrent": bool(network.recurrent_size),
+        "it is recurrent": policy.is_recurrent,
         f"head_hidden_sizes {list(network.head_hidden_sizes)}": bool(network.head_hidden_sizes),
         "its actions are continuous": not isinstance(distribution, Categorical),
         f"hidden_sizes {list(widths)}: kernels support up to {MAX_WIDTH}": not widths

@@ -21,7 +21,7 @@ from wdjax.train.devices.startup import wake_device
 from wdjax.train.fast.choose import engine_class, policy_engine
 from wdjax.train.kernels.loss import is_custom, is_linear
 from wdjax.train.learner.validate import validate
-from wdjax.train.networks.actor_critic import without_mask
+from wdjax.train.networks.actor_critic import has_memory, without_mask
 from wdjax.train.networks.encoders import check_encoder, encoder_class
 from wdjax.train.networks.memories import check_memory
 from wdjax.train.state.agents import building_config
@@ -134,6 +134,9 @@ def make_policy(name: str, context: Context) -> Policy:
         allowed = f"False (the default): {own.algorithm} does not use it"
         field = f"policies.{name}.normalize_observation"
         require(state.normalizer is not None, field, True, allowed)
+    carries = jax.eval_shape(lambda: algorithm.init_carry(policy, 1)) is not None
+    policy = dataclasses.replace(policy, is_recurrent=carries and has_memory(network))
+    algorithm.check_network(policy, network)
     return dataclasses.replace(policy, engine=policy_engine(policy, config.kernels))
 
 

@@ -130,6 +130,11 @@ class ActorCritic(nnx.Module):
             else None
         )
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has a recurrent memory."""
+        return self.trunk.cell is not None
+
     def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
         """One step: obs, leaves [..., *part] -> (outputs [..., num_outputs + num_free], value [...], carry).
 
@@ -167,6 +172,14 @@ class ActorCritic(nnx.Module):
             free = jnp.broadcast_to(self.free[...], (*outputs.shape[:-1], self.free[...].shape[-1]))
             outputs = jnp.concatenate([outputs, free], axis=-1)
         return outputs, self.value_head(value_features)[..., 0]
+
+
+def has_memory(network: nnx.Module) -> bool:
+    """Return whether a network is recurrent: it has a method `unroll`.
+
+    An attribute `is_recurrent` of False marks a network whose memory is switched off.
+    """
+    return hasattr(network, "unroll") and getattr(network, "is_recurrent", True)
 
 
 def empty_carry(

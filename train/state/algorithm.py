@@ -61,6 +61,17 @@ class Algorithm(abc.ABC):
             ValueError, TypeError: naming the field, if the algorithm does not support its value.
         """
 
+    def check_network(self, policy: Policy, network: nnx.Module) -> None:  # noqa: B027
+        """Validate the network of a policy, for what `check` cannot know.
+
+        Args:
+            policy: static part of the policy.
+            network: result of `make_network`, with shapes and dtypes instead of arrays.
+
+        Raises:
+            ValueError, TypeError: naming the field, if the algorithm does not support the network.
+        """
+
     @abc.abstractmethod
     def make_network(
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
@@ -118,8 +129,10 @@ class Algorithm(abc.ABC):
     def init_carry(self, policy: Policy, num_envs: int) -> Carry:
         """Return the carry of `act` and `play` at the start of an episode, [num_envs, n, ...].
 
-        It may differ between agents but not between replicas. A custom network receives the episode
-        starts in `unroll` and resets its carry itself.
+        It may differ between agents but not between replicas. A policy is recurrent if this is not
+        None and its network has a method unroll(obs [T, M, ...], carry [M, ...], restart [T, M]
+        bool) -> (outputs [T, M, num_outputs], value [T, M]). A custom network sets its carry to the
+        start of an episode itself, before the steps with `restart`.
         """
         return None
 

@@ -175,14 +175,15 @@ class Engine:
         Returns:
             (state, outputs with a leading [steps]).
         """
-        rows, axis = self.pack(batch.replace(carry=None), batch.valid.ndim), batch.valid.ndim - 1
+        axis, carries = batch.valid.ndim - 1, {"carry": batch.carry, "start": batch.start}
+        rows = self.pack(batch.replace(carry=None, start=None), batch.valid.ndim)
 
         def turn(carry: tuple, taken: tuple) -> tuple[tuple, PyTree]:
             index, advantage = taken
             minibatch = self.unpack(
                 jax.tree.map(lambda leaf: jnp.take(leaf, index, axis, mode="clip"), rows)
             )
-            minibatch = minibatch.replace(carry=jax.tree.map(lambda leaf: leaf[index], batch.carry))
+            minibatch = minibatch.replace(**jax.tree.map(lambda leaf: leaf[index], carries))
             if advantage is not None:
                 minibatch = minibatch.replace(advantage=advantage)
             state, stopped, output = step(*carry, minibatch)
@@ -305,12 +306,7 @@ def uniform_policies(setup: Setup, every: bool = False) -> tuple[str, ...]:
 
 def evaluate_actions(policy: Policy, state: PolicyState, batch: Any) -> Evaluation:
     """Return log-probabilities, entropies and values of a batch under the parameters of a state."""
-    if batch.carry is None:
-        outputs, value, _ = policy.apply(state, batch.obs)
-    else:
-        outputs, value = policy.unroll(
-            state, batch.obs, batch.carry[0], batch.restart, batch.carry[1]
-        )
+    outputs, value = batch.outputs(policy, state)
     log_prob = policy.distribution.log_prob(outputs, batch.action)
     return Evaluation(log_prob, policy.distribution.entropy(outputs), value)
 

@@ -36,6 +36,8 @@ class Policy:
     context: Context  # the environment, the run, and the agents of all policies
     engine: Any = None  # the `Engine` that acts and learns; a type would import in a cycle
     memory: nnx.Module | None = None  # of its network, as shapes; None: feed-forward
+    # whether it learns from sequences: its network has a memory (`unroll`), and acting a carry
+    is_recurrent: bool = False
 
     @property
     def decisions_only(self) -> bool:
