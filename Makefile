@@ -34,7 +34,7 @@ help:
 	@echo "make test       set up $(VENV) with development tools and run the quick tests"
 	@echo "make test-slow  run the slow tests"
 	@echo "make test-all   run all tests"
-	@echo "make lint       run ruff"
+	@echo "make lint       run ruff and mypy"
 	@echo "make docs       build the site in docs/_build/html and run the notebooks; EXECUTE=0 skips running them"
 	@echo "make clean      remove $(VENV) and build outputs, but not runs/"
 
@@ -64,6 +64,7 @@ test-all: $(DEV_STAMP)
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --exclude experiments/notebooks
+	$(BIN)/mypy
 
 # Warnings are errors. Pictures of environments are always redrawn. Outputs of notebooks are cached.
 docs: $(DEV_STAMP)

@@ -98,12 +98,8 @@ def require_integer(field: str, value: Any, low: int, high: float = math.inf) ->
     # NumPy arrays are rejected too: they are not hashable
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{field} = {value!r}: must be a whole number, not {type(value).__name__}")
-    require(
-        low <= value <= high,
-        field,
-        value,
-        f"at least {low}" + (f" and at most {high}" if high < math.inf else ""),
-    )
+    allowed = f"at least {low}" + (f" and at most {high}" if high < math.inf else "")
+    require(low <= int(value) <= high, field, value, allowed)
 
 
 def printable(text: Any) -> str:

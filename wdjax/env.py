@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -308,7 +308,7 @@ def require_batched_spaces(env: Env, params: Any) -> None:
                 f"must be a Dict of the groups, in their order: {list(groups)}"
             )
         for group, num in groups.items():
-            if agent_axes(space[group]) != {(num,)}:
+            if agent_axes(cast(Dict, space)[group]) != {(num,)}:
                 raise ValueError(
                     f"{method}[{group!r}] is not a batch of {num} agents. "
                     f"Return one agent's space.batch({num})."

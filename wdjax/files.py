@@ -33,9 +33,9 @@ def new_file(path: str | Path, mode: str = "wb", sync: bool = False) -> Iterator
     """
     path = Path(path)
     partial = path.with_name(f".wdjax-{secrets.token_hex(4)}.tmp")
-    text = {} if "b" in mode else {"encoding": "utf8", "newline": ""}
+    encoding, newline = (None, None) if "b" in mode else ("utf8", "")
     try:
-        with open(partial, mode.replace("w", "x"), **text) as stream:
+        with open(partial, mode.replace("w", "x"), encoding=encoding, newline=newline) as stream:
             yield stream
             if sync:
                 stream.flush()
@@ -43,7 +43,7 @@ def new_file(path: str | Path, mode: str = "wb", sync: bool = False) -> Iterator
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if getattr(error, "filename", None) == str(partial):
+        if isinstance(error, OSError) and error.filename == str(partial):
             error.filename, error.filename2 = str(path), None
         raise
 

@@ -104,13 +104,13 @@ def lies_here(package: str) -> bool:
     if package == "wdjax":  # never the current folder, even in wdjax's own checkout
         return False
     spec = PathFinder.find_spec(package, [*sys.path, *_FOLDERS])
-    places = (spec.submodule_search_locations or [spec.origin]) if spec else ()
+    places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
     return any(_is_current(Path(place).parent) for place in places if place)
 
 
 def _is_current(folder: Path) -> bool:
     try:
-        return folder.resolve() == Path(*_FOLDERS or [Path.cwd()]).resolve()
+        return folder.resolve() == Path(*_FOLDERS or [str(Path.cwd())]).resolve()
     except FileNotFoundError:  # the current folder was deleted
         return False
 

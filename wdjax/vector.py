@@ -333,8 +333,8 @@ def step_replicas(
     if may_observe_late(env):
         obs = _of_replicas(env.observe, keys, (0, params_axis))(scene, params)
     over = all_agents(jax.tree.map(jnp.logical_or, terminated, truncated), keys.ndim)
-    sums = (state.episode_return, state.episode_length, state.episode_info)
-    sums = jax.tree.map(jnp.add, sums, (reward, 1, env_info))
+    before = (state.episode_return, state.episode_length, state.episode_info)
+    sums = jax.tree.map(jnp.add, before, (reward, 1, env_info))
     info = {**env_info, **dict(zip(RESERVED_INFO, (over, obs, *sums), strict=True))}
     if with_final_state:
         info["final_state"] = env_state
@@ -342,7 +342,9 @@ def step_replicas(
     if restart is not None:
         obs, env_state, starts = restart(over, (scene, obs, env_state), starts)
         sums = select(over, jax.tree.map(jnp.zeros_like, sums), sums)
-    return obs, VectorState(env_state, *sums, starts), reward, terminated, truncated, info
+    episode_return, episode_length, episode_info = sums
+    state = VectorState(env_state, episode_return, episode_length, episode_info, starts)
+    return obs, state, reward, terminated, truncated, info
 
 
 def begin_episodes(
