@@ -1,4 +1,4 @@
-"""PPO with an LSTM between the hidden layer and the heads."""
+"""PPO with LSTMs between the hidden layers and the heads of policy and value."""
 
 import jax
 import jax.numpy as jnp
@@ -7,28 +7,41 @@ from flax import nnx
 from wdjax.train.learning import PPO
 
 
-class LSTMNetwork(nnx.Module):
-    """Outputs, values and carry (c, h) of an LSTM actor-critic."""
+class Tower(nnx.Module):
+    """A dense layer, an LSTM and a linear head."""
 
-    def __init__(self, size, outputs, config, rngs):
+    def __init__(self, size, outputs, gain, config, rngs):
         width, memory = config.hidden_sizes[-1], config.recurrent_size
         self.enter = nnx.Linear(size, width, rngs=rngs)
         self.cell = nnx.LSTMCell(width, memory, rngs=rngs)
-        self.policy_head = nnx.Linear(memory, outputs, rngs=rngs)
-        self.value_head = nnx.Linear(memory, 1, rngs=rngs)
+        init = nnx.initializers.orthogonal(gain)
+        self.head = nnx.Linear(memory, outputs, kernel_init=init, rngs=rngs)
 
     def __call__(self, obs, carry):
         carry, features = self.cell(carry, jnp.tanh(self.enter(obs)))
-        return self.policy_head(features), self.value_head(features)[..., 0], carry
+        return self.head(features), carry
+
+
+class LSTMNetwork(nnx.Module):
+    """Outputs, values and carry (a pair (c, h) of each tower) of an LSTM actor-critic."""
+
+    def __init__(self, size, outputs, config, rngs):
+        self.policy = Tower(size, outputs, 0.01, config, rngs)
+        self.value = Tower(size, 1, 1.0, config, rngs)
+
+    def __call__(self, obs, carry):
+        outputs, policy = self.policy(obs, carry["policy"])
+        values, value = self.value(obs, carry["value"])
+        return outputs, values[..., 0], {"policy": policy, "value": value}
 
     def unroll(self, obs, carry, restart):
         def step(carry, row):
-            features, restart = row
+            obs, restart = row
             carry = jax.tree.map(lambda leaf: jnp.where(restart[:, None], 0.0, leaf), carry)
-            return self.cell(carry, features)
+            outputs, value, carry = self(obs, carry)
+            return carry, (outputs, value)
 
-        _, features = jax.lax.scan(step, carry, (jnp.tanh(self.enter(obs)), restart))
-        return self.policy_head(features), self.value_head(features)[..., 0]
+        return jax.lax.scan(step, carry, (obs, restart))[1]
 
 
 class LSTMPPO(PPO):
@@ -41,4 +54,4 @@ class LSTMPPO(PPO):
     def init_carry(self, policy, num_envs):
         size = policy.config.network.recurrent_size
         zeros = jnp.zeros((num_envs, policy.assignment.num_agents, size), jnp.float32)
-        return zeros, zeros
+        return {"policy": (zeros, zeros), "value": (zeros, zeros)}

@@ -53,7 +53,7 @@ class OpenES(OnPolicy):
     def act(self, policy, state, carry, obs, keys, hypers):
         num_blocks, num_envs = keys.shape[0], jax.tree.leaves(obs)[0].shape[0]
         vector, to_params = ravel_pytree(state.params)
-        own = vector + hypers["sigma"] * self.noise(state, num_blocks, num_envs // num_blocks)
+        own = vector[None] + hypers["sigma"] * self.noise(state, num_blocks, num_envs // num_blocks)
         outputs = jax.vmap(
             lambda vector, obs: policy.apply(state.replace(params=to_params(vector)), obs)[0]
         )(own, obs)

@@ -144,8 +144,14 @@ def test_policies_of_a_team_are_evaluated_alone():
     [
         (
             "lstm:LSTMPPO",
-            {"policies.agent.network.recurrent_size": 16, "policies.agent.minibatches": 2},
-            40,
+            {
+                "policies.agent.network.recurrent_size": 16,
+                "policies.agent.minibatches": 1,
+                "num_envs": 8,
+                "rollout_length": 64,
+                "num_blocks": 1,
+            },
+            100,
             60,
         ),
         ("rnd:RND", {"policies.agent.bonus": 0.1}, 40, 60),

@@ -61,6 +61,7 @@ def apply(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
         "convert_element_type",
         "copy",
         "optimization_barrier",
+        "reshard",
         "stop_gradient",
     ):
         return [inputs[0]] if out.dtype == jnp.float32 else None
