@@ -29,12 +29,12 @@ from wdjax.train.kernels.loss import is_custom, rows_of, study
 from wdjax.train.kernels.rollout import WHOLE, play_replicas, why_by_scan
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.networks.draws import draw_uniform
+from wdjax.train.state.aliases import Carry, Fields, Observation, Params
 from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
 from wdjax.train.state.flat import named
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState
-from wdjax.train.state.types import Carry, Fields, Observation, Params
 
 
 class ByKernel(struct.PyTreeNode):

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.train.devices.packing import Packed, pack, unpack
+from wdjax.train.state.aliases import PyTree
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.rows import OBSERVATIONS
-from wdjax.train.state.types import PyTree
 
 UNROLL = 16
 """most steps in one iteration of `PackedEngine.scan`, which costs a GPU thousands of additions"""

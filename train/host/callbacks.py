@@ -18,8 +18,13 @@ from wdjax.train.host.loop import Row
 class Run(Protocol):
     """The `run` argument of callbacks: the Trainer, or a `MemberRun` in a sweep."""
 
-    workdir: Path
-    config: TrainConfig
+    @property
+    def workdir(self) -> Path:
+        """The run's folder."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The run's configuration."""
 
     def stop(self) -> None:
         """End the run after the current chunk, and save it."""

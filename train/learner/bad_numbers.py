@@ -21,11 +21,11 @@ from jax.flatten_util import ravel_pytree
 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import total
+from wdjax.train.state.aliases import Metrics, PyTree
 from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.train.state.types import Metrics, PyTree
 
 # Causes come first: messages name the first bad quantity of an update.
 QUANTITIES = ("observations", "rewards", "losses", "gradients", "normaliser", "parameters")

@@ -21,6 +21,7 @@ from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
 from wdjax.train.rollout.opponents import finish
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.agents import group_sizes
+from wdjax.train.state.aliases import EnvParams, Metrics
 from wdjax.train.state.hypers import Hypers, logged_schedules
 from wdjax.train.state.metric import Metric, beside, values_of
 from wdjax.train.state.policy import Setup
@@ -28,7 +29,6 @@ from wdjax.train.state.rollout_metrics import episode_metrics
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.sharding import ROLLOUT, spread, state_shardings
 from wdjax.train.state.state import PolicyState, TrainState, current_hypers
-from wdjax.train.state.types import EnvParams, Metrics
 
 
 class Run(Protocol):

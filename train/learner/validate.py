@@ -16,8 +16,8 @@ from wdjax.train.networks.encoders import MASK, check_options, encoder_class, re
 from wdjax.train.networks.memories import memory_class
 from wdjax.train.rollout.opponents import RANDOM, pool_of
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
+from wdjax.train.state.aliases import EnvParams
 from wdjax.train.state.registry import find_algorithm
-from wdjax.train.state.types import EnvParams
 
 
 def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]]:

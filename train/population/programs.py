@@ -32,11 +32,11 @@ from wdjax.train.learner.learner import metric_names, run_up_to
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
 from wdjax.train.learner.warm_start import load_policies
+from wdjax.train.state.aliases import EnvParams
 from wdjax.train.state.hypers import Hypers, hypers_of
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.sharding import make_mesh, require_devices
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.train.state.types import EnvParams
 from wdjax.train.storage.folder import plain_config
 
 AXIS = "wdjax_members"

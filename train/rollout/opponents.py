@@ -34,6 +34,14 @@ from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import total
 from wdjax.train.rollout.standings import NOW, count_episodes, keeps_standings, new_standings
 from wdjax.train.state.actors import Actor
+from wdjax.train.state.aliases import (
+    ActingState,
+    Carry,
+    EnvParams,
+    EnvState,
+    Metrics,
+    Observation,
+)
 from wdjax.train.state.hypers import Hypers, schedule_arrays
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Rollout
@@ -46,14 +54,6 @@ from wdjax.train.state.state import (
     PolicyState,
     PoolState,
     TrainState,
-)
-from wdjax.train.state.types import (
-    ActingState,
-    Carry,
-    EnvParams,
-    EnvState,
-    Metrics,
-    Observation,
 )
 from wdjax.vector import select
 

@@ -19,10 +19,10 @@ from flax import struct
 
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import total
+from wdjax.train.state.aliases import Metrics
 from wdjax.train.state.metric import Metric
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import PRESENT, BlockState, Opponents, PoolState
-from wdjax.train.state.types import Metrics
 
 NOW = "present"  # name of the policy itself in metrics
 EPISODES = 200

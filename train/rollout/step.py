@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from wdjax.spaces import Box
 from wdjax.train.rollout.opponents import OVERRIDES, VALID, Acting, with_opponents
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
+from wdjax.train.state.aliases import ActingState, Carry, EnvParams, EnvState, Observation
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Rows
-from wdjax.train.state.types import ActingState, Carry, EnvParams, EnvState, Observation
 from wdjax.vector import VectorState, select
 
 Draft: TypeAlias = dict[str, Any]

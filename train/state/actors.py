@@ -13,9 +13,9 @@ from wdjax.env import Env
 from wdjax.spaces import Box, Discrete, MultiDiscrete
 from wdjax.train.config.facts import read_part, static_part
 from wdjax.train.state.agents import Assignment, gather, group_sizes
+from wdjax.train.state.aliases import Action, Carry, EnvParams, EnvState, Observation
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
-from wdjax.train.state.types import Action, Carry, EnvParams, EnvState, Observation
 
 Script: TypeAlias = Callable[[Env, EnvState, EnvParams, jax.Array], jax.Array]
 """script(env, state, params, key) of one replica -> actions of a group, [n_group, ...]"""

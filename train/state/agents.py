@@ -20,7 +20,7 @@ from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.actor_critic import split_mask, without_mask
 from wdjax.train.networks.encoders import AGENT_TYPE, MASK, with_layout
-from wdjax.train.state.types import EnvParams, Observation
+from wdjax.train.state.aliases import EnvParams, Observation
 
 # group, group[index], group[start:stop], group[*]
 _SELECTOR = re.compile(r"(?s:(.+?))(?:\[(?:(\d+)|(\d*):(\d*)|\*)\])?")

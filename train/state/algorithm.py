@@ -12,13 +12,13 @@ from wdjax.checks import require
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.state.agents import Assignment
+from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, OptionsClass, Params
 from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Policy, Team
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, PolicyState
-from wdjax.train.state.types import ActingState, Carry, Fields, Observation, OptionsClass, Params
 
 
 @dataclasses.dataclass(frozen=True)

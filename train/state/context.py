@@ -13,7 +13,7 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.encoders import encode, encoded_size
 from wdjax.train.state.agents import Assignment, group_sizes
-from wdjax.train.state.types import EnvParams, EnvState, Observation
+from wdjax.train.state.aliases import EnvParams, EnvState, Observation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,12 +14,12 @@ from flax import struct
 from wdjax.train.devices.collectives import total
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.networks.draws import draw_uniform, draws_by_uniform, sample_blocks
+from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, Params, PyTree
 from wdjax.train.state.flat import flatten, named
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Evaluation
 from wdjax.train.state.state import PolicyState
-from wdjax.train.state.types import ActingState, Carry, Fields, Observation, Params, PyTree
 
 Means: TypeAlias = dict[str, jax.Array]
 """sums or means of the terms of a loss, by name"""

@@ -26,7 +26,7 @@ from wdjax.train.config.facts import (
     require_value,
 )
 from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
-from wdjax.train.state.types import OptionsClass
+from wdjax.train.state.aliases import OptionsClass
 
 OLD_BLOCK = re.compile(r"\.(options|ddpg)\.")  # prefix of options in names until 0.2
 

@@ -9,7 +9,7 @@ from flax import struct
 from wdjax.spaces import Box, Dict, Space
 from wdjax.train.devices.moments import moments, of_devices
 from wdjax.train.networks.actor_critic import without_mask
-from wdjax.train.state.types import Observation
+from wdjax.train.state.aliases import Observation
 
 CLIP = 10.0  # standard deviations, as in Stable-Baselines3's VecNormalize
 EPSILON = 1e-8

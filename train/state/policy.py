@@ -14,11 +14,11 @@ from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.actor_critic import ActorCritic, split_mask
 from wdjax.train.networks.distributions import Categorical, Distribution
 from wdjax.train.state.agents import Assignment
+from wdjax.train.state.aliases import Carry, EnvParams, Observation
 from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers, with_traced
 from wdjax.train.state.normalization import normalize_observation
 from wdjax.train.state.state import PolicyState
-from wdjax.train.state.types import Carry, EnvParams, Observation
 from wdjax.vector import VectorEnv
 
 

@@ -11,7 +11,7 @@ from wdjax.train.config.facts import changed, default_of, is_required, leaves
 from wdjax.train.config.reading import SHORT, from_mapping, register, unknown_field
 from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm, NoOptions
-from wdjax.train.state.types import OptionsClass
+from wdjax.train.state.aliases import OptionsClass
 
 # name in a preset -> class or import path; a preset names any other algorithm by its import path
 ALGORITHMS: dict[str, str | type[Algorithm]] = {

@@ -106,10 +106,10 @@ from wdjax.train.devices.moments import (
     moments,
     of_devices,
 )
+from wdjax.train.state.aliases import Metrics
 from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.rows import Rollout, Rows
-from wdjax.train.state.types import Metrics
 
 
 def rollout_metrics(policy: Policy, rows: Rows, advantage: jax.Array, target: jax.Array) -> Metrics:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 from flax import struct
 
-from wdjax.train.state.types import Carry, Extra, Observation
+from wdjax.train.state.aliases import Carry, Extra, Observation
 
 OBSERVATIONS = ("obs", "next_obs")
 """fields of `Rows` and batches that are not packed, because they are wide (devices/packing.py)"""

@@ -21,10 +21,10 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.collectives import AXIS
 from wdjax.train.devices.packing import Packed, unpack
 from wdjax.train.devices.processes import of_processes
+from wdjax.train.state.aliases import PyTree
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Opponents, TrainState
-from wdjax.train.state.types import PyTree
 from wdjax.vector import VectorState
 
 

@@ -7,9 +7,9 @@ from flax import struct
 
 from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.state.aliases import Carry, EnvParams, Extra, Observation, OptState, Params, PyTree
 from wdjax.train.state.hypers import Hypers, changed_hypers
 from wdjax.train.state.normalization import Normalizer
-from wdjax.train.state.types import Carry, EnvParams, Extra, Observation, OptState, Params, PyTree
 from wdjax.vector import VectorState
 
 
