@@ -116,7 +116,7 @@ def play(learner, state, num_updates):
 
 
 def with_params(state, **changes):
-    """Return a state with other parameters of the environment. They are traced: nothing recompiles."""
+    """Return a state with other environment params, which are traced: nothing recompiles."""
     params = {
         name: jnp.asarray(value, getattr(state.env_params, name).dtype)
         for name, value in changes.items()
@@ -154,8 +154,9 @@ def words(learner, metrics):
 # --- detection ---
 
 ROWS = [
-    ("bad_reward", "non-finite rewards of policy 'pilot'"), ("bad_obs", "non-finite observations of policy 'clerk'"),
-]  # fmt: skip
+    ("bad_reward", "non-finite rewards of policy 'pilot'"),
+    ("bad_obs", "non-finite observations of policy 'clerk'"),
+]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -201,8 +202,10 @@ def test_bad_quantity_of_a_gradient_step_is_named(pilot, hypers, said):
 
 
 BEYOND = [
-    ("A2C", "pilot.learning_rate"), ("A2C", "clerk.learning_rate"), slow("DDPG", "pilot.critic_learning_rate"),
-]  # fmt: skip
+    ("A2C", "pilot.learning_rate"),
+    ("A2C", "clerk.learning_rate"),
+    slow("DDPG", "pilot.critic_learning_rate"),
+]
 
 
 @pytest.mark.parametrize(("pilot", "name"), BEYOND)
@@ -304,8 +307,10 @@ def test_skip_discards_the_update_and_draws_new_numbers(pilot):
     said = words(learner, {"bad_numbers": metrics["bad_numbers"][None]})[0]
     assert said.startswith("non-finite observations of policy 'clerk'")
     mine, theirs = counted(last), counted(before)
-    assert_same((mine.policies, mine.memory, mine.replicas, mine.obs), (theirs.policies, theirs.memory,
-                                                                        theirs.replicas, theirs.obs))  # fmt: skip
+    assert_same(
+        (mine.policies, mine.memory, mine.replicas, mine.obs),
+        (theirs.policies, theirs.memory, theirs.replicas, theirs.obs),
+    )
     assert mine.num_updates == BAD
     assert np.any(mine.key != theirs.key)
     fine, metrics = play(learner, with_params(last, bad_obs=0.0), 2)
@@ -351,7 +356,7 @@ def test_devices_agree():
 
 @pytest.fixture(scope="module")
 def ended_run(tmp_path_factory):
-    """Returns (configuration, folder and last sentence of a run that ended in its fourth update)."""
+    """Return (configuration, folder, message) of a run that ended in its fourth update."""
     folder = tmp_path_factory.mktemp("bad") / "run"
     config = toy_clock.run_config()
     with pytest.raises(BadNumbersError) as error:
@@ -400,7 +405,7 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
 
 
 def test_skip_ends_where_updates_stay_bad(tmp_path):
-    # the clock stands still before its bad step, whatever is drawn: updates 1 to 3 are sound, and no later one
+    # the clock stops before its bad step for all random numbers: only updates 1 to 3 are good
     config = toy_clock.run_config(
         on_bad_numbers="skip", total_env_steps=30 * toy_clock.STEPS_OF_UPDATE
     )

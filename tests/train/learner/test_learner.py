@@ -1,4 +1,4 @@
-"""The learner's functions: runs in parts, no hidden state, no donation, no recompilation, metrics."""
+"""The learner's functions: runs in parts, no state, no donation, no recompilation, metrics."""
 
 import functools
 
@@ -132,8 +132,16 @@ def test_nothing_recompiles(learner, state):
     learner.update(state)
     compiled = learner.update._cache_size()
     after, _ = learner.update(state)
-    hypers = {"learning_rate": 0.1, "gamma": 0.5, "gae_lambda": 0.0, "clip": 0.5, "value_clip": 0.1, "max_grad_norm": 9,
-              "entropy_coefficient": 0.0, "value_coefficient": np.float64(2)}  # fmt: skip
+    hypers = {
+        "learning_rate": 0.1,
+        "gamma": 0.5,
+        "gae_lambda": 0.0,
+        "clip": 0.5,
+        "value_clip": 0.1,
+        "max_grad_norm": 9,
+        "entropy_coefficient": 0.0,
+        "value_coefficient": np.float64(2),
+    }
     learner.update(with_hypers(after, **{f"agent.{name}": value for name, value in hypers.items()}))
     assert learner.update._cache_size() == compiled
 
@@ -234,7 +242,7 @@ def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):
 
 
 def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
-    """Also keys derived from them: fold_in(key, i) is split(key)[i], which jax.debug_key_reuse misses."""
+    """Includes derived keys: fold_in(key, i) is split(key)[i], unknown to jax.debug_key_reuse."""
     seen = []
 
     def record(result, *args):

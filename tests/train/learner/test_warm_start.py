@@ -203,8 +203,11 @@ def test_frozen_policy_acts_as_in_its_run(source):
     )
     actions = []
     for policy, learned in ((theirs, newest.policies["both"]), (mine, state)):
-        play = jax.jit(lambda learned, carry, obs, policy=policy: policy.algorithm.play(
-            policy, learned, carry, obs, jax.random.split(jax.random.key(0), 1), greedy=True))  # fmt: skip
+        play = jax.jit(
+            lambda learned, carry, obs, policy=policy: policy.algorithm.play(
+                policy, learned, carry, obs, jax.random.split(jax.random.key(0), 1), greedy=True
+            )
+        )
         carry, rows = (jnp.zeros((64, 1, 3)), None), []
         for t in range(4):
             action, carry = play(learned, carry, jax.random.normal(jax.random.key(t), (64, 1, 8)))
@@ -279,11 +282,21 @@ def test_population_starts_from_a_checkpoint(source):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("nowhere", r"policies\.mine\.checkpoint = '.*/nowhere': .*nowhere contains no run: .* is missing"),
+        (
+            "nowhere",
+            r"policies\.mine\.checkpoint = '.*/nowhere': .*nowhere contains no run: .* is missing",
+        ),
         ("source/checkpoints", r"source/checkpoints contains no run"),
         ("empty", r"policies\.mine\.checkpoint = '.*/empty': no checkpoint in .*empty/checkpoints"),
-        ("empty@best", r"policies\.mine\.checkpoint = '.*/empty@best': no checkpoint in .*empty/best"),
-        ("source:boht", r"policy in policies\.mine\.checkpoint = '.*source:boht': 'boht': did you mean 'both'\?"),
+        (
+            "empty@best",
+            r"policies\.mine\.checkpoint = '.*/empty@best': no checkpoint in .*empty/best",
+        ),
+        (
+            "source:boht",
+            r"policy in policies\.mine\.checkpoint = '.*source:boht': 'boht': did you mean "
+            r"'both'\?",
+        ),
         ("source", r"policy in policies\.mine\.checkpoint = '.*source': 'mine': known names: both"),
     ],
 )  # fmt: skip
@@ -420,7 +433,7 @@ def test_changed_encoder_class_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_run_resumes_without_the_runs_that_it_started_from(source, tmp_path):
-    """Bit for bit, with opponents and snapshots, after the run of its initial parameters is deleted."""
+    """Bit for bit, with opponents and snapshots, after the other run is deleted."""
     shutil.copytree(source[0], tmp_path / "source")
     other = f"{tmp_path}/source:both"
     own = {

@@ -1,4 +1,4 @@
-"""JAX_ENABLE_X64: observations, rewards and actions keep the dtypes of their spaces, and learners update."""
+"""JAX_ENABLE_X64: observations, rewards and actions keep their dtypes, and learners update."""
 
 import jax
 import numpy as np

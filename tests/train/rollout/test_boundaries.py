@@ -75,9 +75,15 @@ def config(**env_params):
         )
     }
     return TrainConfig(
-        env="masked", env_params=env_params, policies=policies, num_envs=4, rollout_length=8, total_env_steps=64.0,
-        updates_per_chunk=1, eval_episodes=2,
-    )  # fmt: skip
+        env="masked",
+        env_params=env_params,
+        policies=policies,
+        num_envs=4,
+        rollout_length=8,
+        total_env_steps=64.0,
+        updates_per_chunk=1,
+        eval_episodes=2,
+    )
 
 
 @pytest.fixture(scope="module")

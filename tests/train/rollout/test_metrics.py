@@ -1,4 +1,4 @@
-"""Metrics: every name is in the table of state/rollout_metrics.py, and numbers are compared with NumPy."""
+"""Metrics: the table of state/rollout_metrics.py has all names, and NumPy the same numbers."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def table():
 
 
 def reported(env, policies, **changes):
-    """Return the names of the metrics of an update, without the names of policies, by tracing alone."""
+    """Trace an update and return the names of its metrics, without the names of policies."""
     learner = make_learner(tiny_config(env, policies, **changes))
     state = jax.eval_shape(learner.init, jax.random.key(0))
     shapes = jax.eval_shape(learner.update, state)[1]
@@ -87,9 +87,15 @@ def test_timing_of_a_chunk():
     chunk = Chunk(before=10, size=10, done=20, parts=[part], seconds=2.0, compile_seconds=1.5)
     row = row_of_run(make_learner(config).setup, chunk)
     assert row == {
-        "updates": 20, "env_steps": 960, "seconds": 2.0, "seconds_per_update": 0.2, "compile_seconds": 1.5,
-        "env_steps_per_second": 240.0, "agent_steps_per_second": 1200.0, "episodes": 0,
-    }  # fmt: skip
+        "updates": 20,
+        "env_steps": 960,
+        "seconds": 2.0,
+        "seconds_per_update": 0.2,
+        "compile_seconds": 1.5,
+        "env_steps_per_second": 240.0,
+        "agent_steps_per_second": 1200.0,
+        "episodes": 0,
+    }
 
 
 def test_extremes_of_components_are_over_the_chunk():
@@ -116,7 +122,7 @@ measure = jax.jit(lambda *arguments: values_of(metrics.rollout_metrics(POLICY, *
 
 @pytest.fixture(scope="module")
 def rollout_numbers():
-    """Return (arrays [3, 2, 2] by name, their rollout metrics). Rows of inactive agents hold garbage."""
+    """Return (arrays [3, 2, 2] by name, their metrics), with garbage for inactive agents."""
     rng = np.random.default_rng(0)
     names = ("reward", "value", "advantage", "first", "second")
     garbage = np.broadcast_to(np.array([0.0, 1e6, -1e6])[:, None, None], LIVE.shape)
@@ -135,22 +141,35 @@ def test_chunk_means_exclude_nan():
     """For example updates without active agents, or without an actor step of TD3."""
     nan = math.nan
     metrics = {
-        "episodes": [0, 1], "a/live_fraction": [0.0, 0.5], "a/value_mean": [nan, 3.0], "a/loss": [nan, 2.0],
-        "a/reward_min": [nan, -1.0], "a/actor_loss": [nan, nan], "a/bad": [math.inf, 1.0],
-    }  # fmt: skip
+        "episodes": [0, 1],
+        "a/live_fraction": [0.0, 0.5],
+        "a/value_mean": [nan, 3.0],
+        "a/loss": [nan, 2.0],
+        "a/reward_min": [nan, -1.0],
+        "a/actor_loss": [nan, nan],
+        "a/bad": [math.inf, 1.0],
+    }
     assert summarize(metrics) == {
-        "episodes": 1, "a/live_fraction": 0.25, "a/value_mean": 3.0, "a/loss": 2.0, "a/reward_min": -1.0,
-        "a/actor_loss": None, "a/bad": None,
-    }  # fmt: skip
+        "episodes": 1,
+        "a/live_fraction": 0.25,
+        "a/value_mean": 3.0,
+        "a/loss": 2.0,
+        "a/reward_min": -1.0,
+        "a/actor_loss": None,
+        "a/bad": None,
+    }
 
 
 def test_win_rates_are_weighted_by_episodes():
     """The opponent's name is the path of a run, with characters that other metrics use."""
     nan, who = math.nan, "runs/a_max/3"
     metrics = {
-        "episodes": [4, 4, 4], f"a/opponent_games/{who}": [3.0, 0.0, 1.0], f"a/opponent_blocks/{who}": [1.0, 0.0, 2.0],
-        f"a/opponent_return/{who}": [1.0, nan, 5.0], f"a/opponent_win_rate/{who}": [0.5, 0.5, 0.9],
-    }  # fmt: skip
+        "episodes": [4, 4, 4],
+        f"a/opponent_games/{who}": [3.0, 0.0, 1.0],
+        f"a/opponent_blocks/{who}": [1.0, 0.0, 2.0],
+        f"a/opponent_return/{who}": [1.0, nan, 5.0],
+        f"a/opponent_win_rate/{who}": [0.5, 0.5, 0.9],
+    }
     for what in ("return", "win_rate"):
         name = f"a/opponent_{what}/{who}"
         metrics[name] = Metric(metrics[name], weight=(f"a/opponent_games/{who}",))
@@ -166,11 +185,16 @@ def test_rollout_metrics_are_over_live_rows(rollout_numbers):
     arrays, ours = rollout_numbers
     kept = {name: values[LIVE].astype(np.float64) for name, values in arrays.items()}
     for name, expected in {
-        "reward_mean": kept["reward"].mean(), "reward_min": kept["reward"].min(), "reward_max": kept["reward"].max(),
-        "value_mean": kept["value"].mean(), "return_mean": kept["target"].mean(), "live_fraction": 9 / 12,
-        "advantage_mean": kept["advantage"].mean(), "advantage_std": kept["advantage"].std(),
+        "reward_mean": kept["reward"].mean(),
+        "reward_min": kept["reward"].min(),
+        "reward_max": kept["reward"].max(),
+        "value_mean": kept["value"].mean(),
+        "return_mean": kept["target"].mean(),
+        "live_fraction": 9 / 12,
+        "advantage_mean": kept["advantage"].mean(),
+        "advantage_std": kept["advantage"].std(),
         "explained_variance": 1 - kept["advantage"].var() / kept["target"].var(),
-    }.items():  # fmt: skip
+    }.items():
         np.testing.assert_allclose(ours[name], expected, rtol=1e-4, err_msg=name)
 
 

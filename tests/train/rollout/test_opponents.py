@@ -65,7 +65,7 @@ def standings(wins, games):
 
 
 def test_probabilities_are_shares_weighted_by_win_rates():
-    """At env step 50 the shares are .2, .2 (half of .4), .1, .1, .2; the win rates .5, .75, .5, .25, .5."""
+    """Shares at env step 50: .2, .2 (half of .4), .1, .1, .2; win rates: .5, .75, .5, .25, .5."""
     pool = PoolState(None, standings([0, 2, 0, 0, 3, 9], [0, 2, 0, 2, 6, 9]))
     hypers, steps = {"past_selves_fraction": jnp.float32(0.4)}, jnp.float32(50)
     weight = np.array([0.2 * 0.25, 0.2 * 0.0625, 0.1 * 0.25, 0.1 * 0.5625, 0.2 * 0.25])
@@ -113,7 +113,7 @@ def test_opponents_act_in_several_rollouts_in_a_row(num_updates, anew):
 
 
 def test_standings_by_hand():
-    """Three opponents and the policy itself. Five of six ends count; their returns sum to 10: mean 2."""
+    """Three opponents and the policy itself. Five of six ends count, with a mean return of 2."""
     active = jnp.array([0, PRESENT, 2])
     counted = jnp.array([[True, True, True], [False, True, True]])
     returns = jnp.array([[5.0, 1.0, 3.0], [99.0, -1.0, 2.0]])
@@ -132,7 +132,7 @@ def test_standings_by_hand():
 
 @pytest.mark.parametrize("zero", [-1000.0, 0.0, 1000.0])
 def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
-    """The other policies win more often against the first opponent, so the second is drawn more often."""
+    """The other policies beat the first opponent more often, so the second is drawn more often."""
     new, active = new_standings(2), jnp.array([0, 0, 1])
     for i in range(30):
         returns = zero + jnp.array([[1.0 + 0.1 * (i % 3), 2.0, -3.0]])
@@ -171,12 +171,21 @@ def test_a_snapshot_replaces_a_snapshot_and_no_rule():
 
 
 def test_only_whole_episodes_without_other_opponents_count():
-    """Two blocks of two replicas and two steps. In the first block the tagger's script has acted for 5 steps at the end
-    of the rollout, so 4 at that of its first step; in the second block a snapshot of the runner acts."""
+    """Two blocks of two replicas and two steps.
+
+    In the first block the tagger's script has acted for 5 steps at the end of the rollout, so for 4
+    at the end of its first step. In the second block a snapshot of the runner acts.
+    """
     played = Rollout(
-        {}, {}, {}, {}, over=jnp.array([[True, True, True, True], [True, False, True, True]]), episode_return={},
-        episode_length=jnp.array([[4, 5, 4, 4], [5, 5, 4, 9]]), episode_info={},
-    )  # fmt: skip
+        {},
+        {},
+        {},
+        {},
+        over=jnp.array([[True, True, True, True], [True, False, True, True]]),
+        episode_return={},
+        episode_length=jnp.array([[4, 5, 4, 4], [5, 5, 4, 9]]),
+        episode_info={},
+    )
     tagger = BlockState(jnp.array([2, 2]), since=jnp.array([5, 5]))
     runner = BlockState(jnp.array([PRESENT, 0]), since=jnp.array([50, 5]))
     blocks = {"tagger": tagger, "runner": runner}
@@ -237,7 +246,7 @@ def test_win_rates_are_drawn_only_with_opponents(tmp_path):
 
 @pytest.mark.slow
 def test_only_opponents_of_a_script_learn():
-    """A script always replaces the frozen taggers. They act by the script, and the runner learns."""
+    """A script always replaces the frozen taggers, and the runner learns."""
     tagger = tiny_policy(
         "A2C", agents=("tagger",), trainable=False, opponents={"chase_nearest": 1.0}
     )

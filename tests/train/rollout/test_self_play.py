@@ -57,8 +57,17 @@ def test_a_snapshot_replaces_the_oldest_one():
         np.testing.assert_array_equal(pool.networks.gradient_steps, parameters[:, 0])
         pools.append(parameters[:, 1].tolist())
     assert pools == [
-        [0, 0, 0], [2, 0, 0], [2, 0, 0], [2, 4, 0], [2, 4, 0], [2, 4, 6], [2, 4, 6], [8, 4, 6], [8, 4, 6], [8, 10, 6]
-    ]  # fmt: skip
+        [0, 0, 0],
+        [2, 0, 0],
+        [2, 0, 0],
+        [2, 4, 0],
+        [2, 4, 0],
+        [2, 4, 6],
+        [2, 4, 6],
+        [8, 4, 6],
+        [8, 4, 6],
+        [8, 10, 6],
+    ]
     same, first, second, third = (
         [-1, 0, 1, 2],
         [-1, REPLACED, 1, 2],
@@ -120,7 +129,7 @@ def test_carry_and_discounted_return_start_anew_with_another_opponent():
 
 
 def test_rewards_of_opponents_do_not_scale_rewards():
-    """The policy receives 1 in a step and its opponent 100; the opponent changes with every rollout of 2 steps."""
+    """The policy receives 1 in a step and its opponent 100. Opponents change every 2 steps."""
     memory, statistics, gamma = Memory(None, jnp.zeros((8, 1))), new_statistics(), jnp.float32(0.9)
     before = jnp.full(BLOCKS, PRESENT)
     for i in range(40):
@@ -139,7 +148,7 @@ def test_rewards_of_opponents_do_not_scale_rewards():
 
 
 def test_n_step_targets_end_where_another_opponent_acts():
-    """Blocks of 2 replicas, 3-step targets. The last of two pending steps ends in the second block."""
+    """Blocks of 2 replicas, 3-step targets; the last of two pending steps ends in block 2."""
     step = Steps.shapes(Box(shape=(1,)), Box(shape=(1,)))
     replay = new_replay(step, 16, n_step=3, shape=(2, 4, 1), num_blocks=2)
     after = forget(Memory(None, None, replay), jnp.array([False, True]), None)
@@ -278,7 +287,7 @@ def test_rows_of_snapshots_do_not_change_the_update(learner, mixed):
 
 
 def test_carry_is_reset_where_the_opponent_changes(states, play):
-    """Every other update starts within an episode. The carry is kept only where the opponent stays."""
+    """Every other update starts within an episode. The carry stays only if the opponent does."""
     seen = set()
     for state in states[0][1::2]:
         after, played = play(state, KEY)
@@ -354,7 +363,7 @@ def test_population_sweeps_the_fraction(learner):
 
 @pytest.fixture(scope="module")
 def off_policy():
-    """Return a learner whose only snapshot precedes the first gradient step, and its state after two updates."""
+    """Return (learner with a snapshot from before learning, state after two updates)."""
     first = dataclasses.replace(tiny_ddpg(n_step=2, warmup=64), past_selves=1, past_selves_every=50)
     second = dataclasses.replace(tiny_ddpg(), trainable=False)
     learner = make_learner(leaver_config(first, second, "probe_box_leaver"))

@@ -31,12 +31,21 @@ def train(folder, env, policies=("one", "two"), **changes):
     config = TrainConfig(
         env="ledger",
         policies={
-            first: PolicyConfig(agents=env.members[:1], past_selves=1, past_selves_fraction=0.2, **pool, **small),
+            first: PolicyConfig(
+                agents=env.members[:1], past_selves=1, past_selves_fraction=0.2, **pool, **small
+            ),
             second: PolicyConfig(agents=env.members[1:], **small),
         },
-        num_envs=4, num_blocks=2, rollout_length=4, total_env_steps=48, updates_per_chunk=2, eval_episodes=2,
-        evaluate_every=1, devices=1, **changes,
-    )  # fmt: skip
+        num_envs=4,
+        num_blocks=2,
+        rollout_length=4,
+        total_env_steps=48,
+        updates_per_chunk=2,
+        eval_episodes=2,
+        evaluate_every=1,
+        devices=1,
+        **changes,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(envs._REGISTRY, "ledger", env)
         Trainer(config, folder, quiet=True, pictures=False).train()
@@ -59,8 +68,11 @@ def expected(env, policies):
 
 def assert_numbers(env, policies, rows):
     numbers = expected(env, policies)
-    spreads = {f"{mean}{end}" for mean in (LENGTHS[0], *(f"{own}/episode_return" for own in policies))
-               for end in ("_min", "_max", "_std")}  # fmt: skip
+    spreads = {
+        f"{mean}{end}"
+        for mean in (LENGTHS[0], *(f"{own}/episode_return" for own in policies))
+        for end in ("_min", "_max", "_std")
+    }
     for row in rows:
         for name, value in numbers.items():
             assert row[name] == pytest.approx(value), name
@@ -109,11 +121,20 @@ def test_metrics_of_an_algorithm_never_replace_those_of_the_learner():
     assert join_metrics({}, own, has_snapshots=False)["past_self_blocks"] == 6
 
 
-@pytest.mark.parametrize(("metric", "words"), [
-    (Metric(1, "mx"), "unknown rule of the metric 'x' 'mx': did you mean 'max'"),
-    (Metric(1, weight=("liv",)), "unknown metric that 'x' refers to 'liv': did you mean 'live'"),
-    (Metric(1, "deviation", mean="liv"), "unknown metric that 'x' refers to 'liv': did you mean 'live'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (Metric(1, "mx"), "unknown rule of the metric 'x' 'mx': did you mean 'max'"),
+        (
+            Metric(1, weight=("liv",)),
+            "unknown metric that 'x' refers to 'liv': did you mean 'live'",
+        ),
+        (
+            Metric(1, "deviation", mean="liv"),
+            "unknown metric that 'x' refers to 'liv': did you mean 'live'",
+        ),
+    ],
+)
 def test_metric_that_refers_to_an_unknown_metric_is_refused(metric, words):
     with pytest.raises(ValueError, match=words):
         beside({"x": metric, "live": 1.0}, "agent")
@@ -144,9 +165,13 @@ def test_custom_names_hide_no_metric():
     )
 
     @hypothesis.settings(max_examples=8, deadline=None, phases=[hypothesis.Phase.generate])
-    @given(st.lists(name, min_size=2, max_size=6, unique=True), st.lists(name, max_size=3, unique=True),
-           st.lists(policy, min_size=2, max_size=2, unique=True), st.lists(policy, min_size=2, max_size=2, unique=True),
-           st.lists(st.one_of(st.sampled_from(("past", "present")), policy), max_size=2, unique=True))  # fmt: skip
+    @given(
+        st.lists(name, min_size=2, max_size=6, unique=True),
+        st.lists(name, max_size=3, unique=True),
+        st.lists(policy, min_size=2, max_size=2, unique=True),
+        st.lists(policy, min_size=2, max_size=2, unique=True),
+        st.lists(st.one_of(st.sampled_from(("past", "present")), policy), max_size=2, unique=True),
+    )
     def play(names, ratios, policies, members, plays):
         divided = tuple((ratio, names[i % len(names)], names[-1]) for i, ratio in enumerate(ratios))
         env = Ledger(tuple(names), divided, tuple(members), tuple(plays))

@@ -77,7 +77,7 @@ def test_probe_keeps_the_contract():
 
 @pytest.mark.parametrize("recurrent_size", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_advantages_by_hand(recurrent_size):
-    """V = 4 everywhere, gamma = lambda = 0.5: delta = 1 + 0.5 * 4 - 4 = -1, at the termination 1 - 4 = -3."""
+    """V = 4, gamma = lambda = 0.5: delta = 1 + 0.5 * 4 - 4 = -1, at the end 1 - 4 = -3."""
     network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
     learner = learner_of(
         tiny_policy("A2C", network=network, gamma=0.5, gae_lambda=0.5), rollout_length=4
@@ -128,12 +128,20 @@ def value_by_critic(policy, state, obs):
     return networks.critic(obs, networks.actor(obs))
 
 
-@pytest.mark.parametrize("policy", [
-    pytest.param(tiny_policy("PPO", normalize_observation=True, normalize_reward=True), id="normalized"),
-    pytest.param(tiny_policy("A2C", network=dataclasses.replace(NETWORK, recurrent_size=4)), id="recurrent",
-                 marks=pytest.mark.slow),
-    pytest.param(tiny_ddpg(n_step=3), id="ddpg", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(
+            tiny_policy("PPO", normalize_observation=True, normalize_reward=True), id="normalized"
+        ),
+        pytest.param(
+            tiny_policy("A2C", network=dataclasses.replace(NETWORK, recurrent_size=4)),
+            id="recurrent",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(tiny_ddpg(n_step=3), id="ddpg", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_after_truncation_change_no_bit(policy):
     learner = learner_of(policy, "box_cut" if policy.algorithm == "DDPG" else "cut")
     zeros, metrics = play(learner, 6)
@@ -198,11 +206,20 @@ class Meddles(Cut):
         )
 
 
-@pytest.mark.parametrize(("env", "words"), [
-    (Pulse, r"truncated\['player'\]\[0\] becomes false again in step 3 of an episode\. It must stay true"),
-    (Paid, r"reward\['player'\]\[0\] is not 0 after truncation in step 3 of an episode\. Set the rewards"),
-    (Meddles, r"step lets the action of a terminated or truncated agent change"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (
+            Pulse,
+            r"truncated\['player'\]\[0\] becomes false again in step 3 of an episode\. It must",
+        ),
+        (
+            Paid,
+            r"reward\['player'\]\[0\] is not 0 after truncation in step 3 of an episode\. Set the",
+        ),
+        (Meddles, r"step lets the action of a terminated or truncated agent change"),
+    ],
+)
 def test_check_env_refuses_effects_of_truncated_agents(env, words):
     with pytest.raises(wdjax.env_checker.EnvCheckError, match=words):
         wdjax.check_env(env(), num_steps=100)

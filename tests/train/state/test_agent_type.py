@@ -26,7 +26,7 @@ class OppositesParams:
 
 @dataclasses.dataclass(frozen=True)
 class Opposites(Env):
-    """One step: lefts get a reward for action 0, rights for action 1. All observations are equal."""
+    """One step: 1 for action 0 of lefts, or action 1 of rights. All observations are equal."""
 
     can_truncate: ClassVar[bool] = False
 

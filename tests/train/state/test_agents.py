@@ -22,11 +22,20 @@ SIZES = {"tagger": 3, "runner": 8}
 SMALL = {"a": 2, "b": 4}  # every shape is compiled
 
 
-@pytest.mark.parametrize(("selector", "segment"), [
-    ("runner", ("runner", 0, 8)), ("runner[0:3]", ("runner", 0, 3)), ("runner[3:8]", ("runner", 3, 8)),
-    ("runner[:3]", ("runner", 0, 3)), ("runner[3:]", ("runner", 3, 8)), ("runner[:]", ("runner", 0, 8)),
-    ("runner[7]", ("runner", 7, 8)), ("runner[0]", ("runner", 0, 1)), ("tagger[2:3]", ("tagger", 2, 3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("selector", "segment"),
+    [
+        ("runner", ("runner", 0, 8)),
+        ("runner[0:3]", ("runner", 0, 3)),
+        ("runner[3:8]", ("runner", 3, 8)),
+        ("runner[:3]", ("runner", 0, 3)),
+        ("runner[3:]", ("runner", 3, 8)),
+        ("runner[:]", ("runner", 0, 8)),
+        ("runner[7]", ("runner", 7, 8)),
+        ("runner[0]", ("runner", 0, 1)),
+        ("tagger[2:3]", ("tagger", 2, 3)),
+    ],
+)
 def test_selectors(selector, segment):
     assert policies.parse_selectors("p", (selector,), SIZES) == [Segment(*segment)]
 

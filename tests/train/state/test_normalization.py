@@ -48,7 +48,8 @@ def test_merged_statistics_equal_those_of_all_values(values, live):
 
 
 def test_merge_by_hand():
-    # seen 1, 3 (mean 2, variance 1); now 8 and a dead row: 1, 3, 8 have mean 4 and variance (9 + 1 + 16) / 3
+    # before 1, 3 (mean 2, variance 1); now 8 and an invalid row: 1, 3, 8 have mean 4 and
+    # variance (9 + 1 + 16) / 3
     seen = RunningStatistics(jnp.float32(2), jnp.float32(2), jnp.float32(1))
     merged = merge(seen, np.array([8.0, np.inf], np.float32), np.array([True, False]))
     np.testing.assert_allclose(
@@ -66,7 +67,7 @@ def test_a_variance_within_float32_does_not_overflow(variance):
 
 
 def test_a_far_offset_costs_no_precision():
-    """A sum of squares less the square of the mean would lose a variance of 1 at a mean of 10,000."""
+    """The mean square minus the squared mean would lose a variance of 1 at a mean of 10,000."""
     drawn = 1e4 + np.random.default_rng(0).normal(size=(4, 5000)).astype(np.float32)
     statistics = new_statistics()
     for part in drawn:
@@ -83,10 +84,13 @@ def test_rollout_without_live_rows_changes_nothing():
 
 # --- observations ---
 
-FORM = Dict({
-    "inner": Dict({"x": Box(-1.0, 1.0, (2,)), "kind": Discrete(3)}), "count": Box(0, 9, (1,), jnp.int32),
-    "pair": MultiDiscrete((2, 3)),
-})  # fmt: skip
+FORM = Dict(
+    {
+        "inner": Dict({"x": Box(-1.0, 1.0, (2,)), "kind": Discrete(3)}),
+        "count": Box(0, 9, (1,), jnp.int32),
+        "pair": MultiDiscrete((2, 3)),
+    }
+)
 
 
 def test_every_box_has_statistics():
@@ -144,7 +148,7 @@ def test_rewards_are_scaled_by_the_statistics_before_the_rollout():
 
 
 def test_discounted_returns_by_hand():
-    # two replicas of one agent; the first one's episode ends in its second step; before it was 4 already
+    # two replicas of one agent; the first episode ends in its second step, with a sum of 4 before
     reward = np.array([[[1.0], [1.0]], [[2.0], [1.0]], [[3.0], [1.0]]], np.float32)
     over = np.array([[False, False], [True, False], [False, False]])
     sums, last = jax.jit(discounted_returns)(
