@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         load_policy,
         load_run,
         preset_path,
+        save_run,
     )
     from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.networks.encoders import register_encoder
@@ -56,7 +57,7 @@ __all__ = [
     "list_references", "load_config", "load_policy", "load_run", "make_deterministic",
     "make_learner", "plain_config", "preset_path", "read_config", "read_metrics", "record_episode",
     "register_algorithm", "register_encoder", "register_memory", "sample_blocks", "save_curves",
-    "save_episode", "statistics", "traced", "trained_policy", "with_hypers",
+    "save_episode", "save_run", "statistics", "traced", "trained_policy", "with_hypers",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

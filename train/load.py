@@ -2,12 +2,15 @@
 
 import copy
 import dataclasses
+import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from wdjax.checks import require_known
+from wdjax.files import write_text
 from wdjax.train.config.reading import set_dotted
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
@@ -18,7 +21,13 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.state.hypers import OLD_BLOCK
 from wdjax.train.state.registry import flat_policy, policy_fields, read_config, without_old_options
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.folder import CONFIG, trusted_values, without_version
+from wdjax.train.storage.checkpoint import open_checkpoints, save
+from wdjax.train.storage.folder import (
+    CONFIG,
+    trusted_values,
+    without_version,
+    write_config,
+)
 from wdjax.yaml_reader import read_yaml
 
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
@@ -192,6 +201,35 @@ def load_run(
     else:
         setup, state = read_run(run_folder, best, num_updates, trust)
     return learner_of(setup), state
+
+
+def save_run(
+    workdir: str | Path,
+    config: TrainConfig,
+    state: TrainState,
+    metrics: Iterable[Mapping[str, Any]] = (),
+    best_score: float | None = None,
+) -> None:
+    """Save a state as a run, which `load_run` and the commands read, for example after `Learner.run`.
+
+    Args:
+        workdir: folder of the run; replaced if it exists.
+        config: configuration of the learner.
+        state: state of a single run.
+        metrics: rows of metrics.jsonl.
+        best_score: value of `best_metric`.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    shutil.rmtree(workdir := Path(workdir), ignore_errors=True)
+    workdir.mkdir(parents=True)
+    lines = "".join(json.dumps(row) + "\n" for row in metrics)
+    write_text(workdir / "metrics.jsonl", lines)
+    host = {"metrics_size": len(lines.encode()), "best_score": best_score}
+    with open_checkpoints(workdir / "checkpoints", 1) as checkpoints:
+        save(checkpoints, int(state.num_updates), state, host)
+    write_config(workdir, config)
 
 
 def load_policy(

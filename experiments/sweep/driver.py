@@ -2,9 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
-import json
-import shutil
 import tempfile
 import threading
 import time
@@ -12,35 +9,34 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from wdjax.checks import require, require_integer, require_known
 from wdjax.console import Console
 from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.members import Member, Row
-from wdjax.experiments.sweep.table import draw_curves
-from wdjax.files import make_folder_inside, read_json, require_fields, write_text
+from wdjax.experiments.sweep.table import draw_curves, write_table
+from wdjax.files import make_folder_inside, read_json, require_fields
 from wdjax.signals import stop_signals
 from wdjax.train import (
     Callback,
     Learner,
     Population,
-    TrainConfig,
     TrainState,
     change_config,
     custom_modules,
     load_config,
     read_metrics,
+    save_run,
 )
 from wdjax.train.host.callbacks import close_callbacks, make_callbacks
 from wdjax.train.host.programs import telling
 from wdjax.train.host.progress import announce, progress_bar
-from wdjax.train.storage.checkpoint import open_checkpoints, save
-from wdjax.train.storage.folder import write_config
 from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep
 
 Batch = tuple[Path, Population]  # members that are trained together, and their folder
+
+
+class Stopped(Exception):
+    """The sweep was stopped before its end. Its folder can be resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,30 +64,15 @@ class Sweep:
         announce(self.console, config.env, population.num_devices, words, self.workdir)
 
     def split(self, folder: Path, population: Population) -> list[Batch]:
-        """Split a population into batches. Their size is stored in the folder."""
-        file, devices = folder / "size.json", population.num_devices
-        if file.exists():
-            content = read_json(file)
-            require_fields(file, content, members_at_once=int)
-            size = content["members_at_once"]
-            words = f"a divisor of {size}, the members per program that this sweep was started with"
-            require(size % devices == 0, "devices", devices, words)
-        else:
-            size = population.fit(self.members_at_once)
-            self._make_folder(folder)
-            write_text(file, json.dumps({"members_at_once": size}) + "\n", sync=True)
-        batches = population.batches(size)
-        return [(folder / f"{number:03d}", batch) for number, batch in enumerate(batches)]
-
-    def _make_folder(self, folder: Path) -> None:
+        """Split a population into batches in a folder of the sweep."""
         inside = folder.relative_to(self.workdir).parts
         for depth in range(1, len(inside) + 1):
             make_folder_inside(self.workdir.joinpath(*inside[:depth]))
+        return population.split(folder, self.members_at_once)
 
     def train(self, batch: Batch, bar: Callback, **options: Any) -> bool:
         """Train a batch (`Population.train`); return whether it is complete."""
         folder, population = batch
-        self._make_folder(folder)
         return population.train(
             folder,
             callbacks=[bar, *self.callbacks],
@@ -108,10 +89,8 @@ class Sweep:
         bar: Callback,
         span: Callable[[int], tuple[int, int]] = lambda num_updates: (0, num_updates),
         before: Sequence[Batch] = (),
-    ) -> Iterator[tuple[Batch, bool]]:
-        """Train populations in batches. Yield each batch, and whether it is complete.
-
-        Training ends after the first batch that was stopped.
+    ) -> Iterator[Batch]:
+        """Train populations in batches and yield each batch.
 
         Args:
             folder: contains a folder for each population.
@@ -119,17 +98,20 @@ class Sweep:
             bar: see `progress`.
             span: updates of a run -> (updates done before, updates done afterwards).
             before: batches with whose last states the members begin; (): new runs.
+
+        Raises:
+            Stopped: after the first batch that is not complete.
         """
         for number, population in enumerate(populations):
             first, last = span(population.config.num_updates)
             if first == last:  # a rung of a run of few updates
                 continue
             for batch in self.split(folder / f"{number:03d}", population):
-                start = functools.partial(continue_batches, before, batch[1], first)
+                start = lambda own=batch[1], done=first: (done, own.gather(before))  # noqa: E731
                 done = self.train(batch, bar, num_updates=last, start=start if before else None)
-                yield batch, done
+                yield batch
                 if not done:
-                    return
+                    raise Stopped
 
     @contextlib.contextmanager
     def progress(self, members: Sequence[Member], folder: Path) -> Iterator[Callback]:
@@ -183,53 +165,54 @@ class Sweep:
             changes: fields that changed during training, with their last values.
         """
         learner, state = load_member(self.workdir, number, self.trust)
-        folder = self.workdir / "best"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        lines = "".join(json.dumps(row) + "\n" for row in rows if row["member"] == number)
-        write_text(folder / "metrics.jsonl", lines)
-        host = {"metrics_size": len(lines.encode()), "best_score": score}
-        with open_checkpoints(folder / "checkpoints", 1) as checkpoints:
-            save(checkpoints, int(state.num_updates), state, host)
-        write_config(folder, change_config(learner.config, **(changes or {})))
+        folder, own = self.workdir / "best", [row for row in rows if row["member"] == number]
+        save_run(folder, change_config(learner.config, **(changes or {})), state, own, score)
         self.say(f"Wrote {folder}: {words}")
 
 
-@contextlib.contextmanager
-def open_sweep(  # noqa: D417  (as for `sweep`)
-    workdir: str | Path | None,
+def drive(  # noqa: D417  (as for `sweep`)
+    kind: Callable[[Sweep], Iterator[list[Row]]],
     asked: Mapping[str, Any],
-    configs: Iterable[TrainConfig],
-    resume: bool = False,
-    devices: int = 0,
-    members_at_once: int = 0,
-    quiet: bool = True,
-    stop: threading.Event | None = None,
-    trust: Collection[str] = (),
-    callbacks: Sequence[Callback | str] = (),
-) -> Iterator[Sweep]:
+    members: Iterable[Member],
+    workdir: str | Path | None,
+    resume: bool,
+    devices: int,
+    members_at_once: int,
+    quiet: bool,
+    stop: threading.Event | None,
+    trust: Collection[str],
+    callbacks: Sequence[Callback | str],
+) -> list[Row]:
     """Start or resume a sweep in its folder, or in a temporary folder without one.
 
     Args:
-        workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks: as for `sweep`.
+        kind: trains the sweep. It yields the table after each batch, which is then written, and
+            writes pictures and the best run at the end. It ends early by raising `Stopped`.
         asked: content of sweep.yaml, see `hold_sweep`.
-        configs: configurations of members; modules that they name are trusted, too.
+        members: some members; modules that their configurations name are trusted, too.
+        workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks: as for `sweep`.
+
+    Returns:
+        The last table.
 
     Raises:
         ValueError, TypeError: for invalid arguments, before anything is written.
         FileExistsError, OSError: as `hold_sweep`.
     """
     require_integer("members_at_once", members_at_once, 0)
-    console = Console(quiet=quiet)
+    console, table = Console(quiet=quiet), []
     with contextlib.ExitStack() as stack:
         stack.callback(close_callbacks, callbacks := make_callbacks(callbacks))
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         stop = stop or stack.enter_context(stop_signals(console))
-        trusted = {*trust, *(module for config in configs for module in custom_modules(config))}
+        trusted = {*trust, *(module for own in members for module in custom_modules(own.config))}
         running = Sweep(folder, console, stop, trusted, devices, members_at_once, callbacks)
         stack.enter_context(telling(running.say))
         stack.enter_context(hold_sweep(folder, asked, resume, running.say))
-        yield running
+        stack.enter_context(contextlib.suppress(Stopped))
+        for table in kind(running):
+            write_table(folder, table)
+    return table
 
 
 def choose_metric(metric: str | None, population: Population, needed: bool = True) -> str | None:
@@ -249,24 +232,6 @@ def choose_metric(metric: str | None, population: Population, needed: bool = Tru
 def read_rows(folder: Path) -> list[Row]:
     """Return the rows of all metrics.jsonl inside a folder."""
     return [row for file in sorted(folder.rglob("metrics.jsonl")) for row in read_metrics(file)]
-
-
-def continue_batches(
-    batches: Sequence[Batch], population: Population, done: int
-) -> tuple[int, TrainState]:
-    """Return (`done`, the newest states of the population's members in earlier batches)."""
-    wanted = [member["member"] for member in population.members]
-    found: dict[int, TrainState] = {}
-    for folder, earlier in reversed(batches):
-        places = {member["member"]: place for place, member in enumerate(earlier.members)}
-        missing = [number for number in places if number in wanted and number not in found]
-        if missing:
-            states = jax.device_put(earlier.resume(folder), jax.local_devices()[0])
-            for number in missing:
-                found[number] = jax.tree.map(lambda leaf, i=places[number]: leaf[i], states)
-    wanted += wanted[-1:] * (population.size - len(wanted))
-    stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
-    return done, jax.tree.map(stack, *(found[number] for number in wanted))
 
 
 def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:

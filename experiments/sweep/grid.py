@@ -1,11 +1,12 @@
 """A grid: every combination of values, with every seed."""
 
+import functools
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wdjax.experiments.sweep.driver import Sweep, choose_metric, open_sweep, read_rows
+from wdjax.experiments.sweep.driver import Sweep, choose_metric, drive, read_rows
 from wdjax.experiments.sweep.members import (
     Member,
     Point,
@@ -23,9 +24,8 @@ from wdjax.experiments.sweep.table import (
     point_table,
     point_words,
     varied_fields,
-    write_table,
 )
-from wdjax.train import Callback, TrainConfig, plain_config
+from wdjax.train import Callback, Population, TrainConfig, plain_config
 
 
 def sweep(
@@ -87,23 +87,27 @@ def sweep(
         "metric": metric,
         "members": [{"seed": member.config.seed, **member.values} for member in members],
     }
-    configs = [member.config for member in members]
-    opened = open_sweep(
-        workdir, asked, configs, resume, devices, members_at_once, quiet, stop, trust, callbacks
-    )
-    with opened as running:
-        running.announce(members, populations[0], len(populations))
-        folder = running.workdir / "groups"
-        with running.progress(members, folder) as bar:
-            # each is dropped after its training, because compiled programs take device memory
-            each = (populations.pop(0) for _ in range(len(populations)))
-            for _ in running.train_all(folder, each, bar):
-                rows = read_rows(folder)
-                table = final_table(members, rows, metric)
-                write_table(running.workdir, table)
-        if not running.stop.is_set():
-            conclude(running, members, rows, table, metric)
-    return table
+    kind = functools.partial(train_grid, members=members, populations=populations, metric=metric)
+    return drive(
+        kind, asked, members, workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks
+    )  # fmt: skip
+
+
+def train_grid(
+    running: Sweep, members: Sequence[Member], populations: list[Population], metric: str | None
+) -> Iterator[list[Row]]:
+    """Train a grid, for `drive`; each population is removed after its training."""
+    running.announce(members, populations[0], len(populations))
+    folder = running.workdir / "groups"
+    with running.progress(members, folder) as bar:
+        # compiled programs take device memory
+        each = (populations.pop(0) for _ in range(len(populations)))
+        for _ in running.train_all(folder, each, bar):
+            rows = read_rows(folder)
+            table = final_table(members, rows, metric)
+            yield table
+    if not running.stop.is_set():
+        conclude(running, members, rows, table, metric)
 
 
 def conclude(

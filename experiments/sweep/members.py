@@ -208,9 +208,20 @@ def make_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
 
 
 def make_members(
-    config: TrainConfig, points: Sequence[Point], seeds: Sequence[int]
+    config: TrainConfig,
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    trust: Collection[str] | None = None,
+    first: int = 0,
 ) -> list[Member]:
     """Return a member for every seed of every point, point by point.
+
+    Args:
+        config: configuration that the points change.
+        points: combinations of values.
+        seeds: seeds of every point.
+        trust: modules that the points may name; None: any module, see `change_config`.
+        first: number of the first point.
 
     Raises:
         ValueError, TypeError: as `load_config`, and for a swept seed or number of devices.
@@ -221,11 +232,10 @@ def make_members(
     for seed in seeds:
         require(seed < 2**32, "seed", seed, "below 2**32")
     members: list[Member] = []
-    for number, point in enumerate(points):
-        own = dataclasses.replace(change_config(config, **point), devices=1)
-        for seed in seeds:
-            seeded = dataclasses.replace(own, seed=int(seed))
-            members.append(Member(len(members), number, point, seeded))
+    for number, point in enumerate(points, first):
+        own = dataclasses.replace(change_config(config, trust=trust, **point), devices=1)
+        for member, seed in enumerate(seeds, number * len(seeds)):
+            members.append(Member(member, number, point, dataclasses.replace(own, seed=int(seed))))
     return members
 
 

@@ -5,8 +5,9 @@ selection.
 """
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.drawing.figures import without_picture
-from wdjax.experiments.sweep.driver import Sweep, choose_metric, open_sweep, read_rows
+from wdjax.experiments.sweep.driver import Sweep, choose_metric, drive, read_rows
 from wdjax.experiments.sweep.members import (
     Member,
     Range,
@@ -29,7 +30,7 @@ from wdjax.experiments.sweep.members import (
     plain_values,
     varying,
 )
-from wdjax.experiments.sweep.table import best_member, draw_history, write_table
+from wdjax.experiments.sweep.table import best_member, draw_history
 from wdjax.train import (
     Callback,
     Population,
@@ -127,23 +128,30 @@ def evolve(  # noqa: D417  (as for `sweep`)
         "values": plain_values(settings),
         "selection": {**dataclasses.asdict(selection), "factors": list(selection.factors)},
     }
-    opened = open_sweep(workdir, asked, configs, resume, devices, 0, quiet, stop, trust, callbacks)
-    with opened as running:
-        running.announce(drawn, population, 1)
-        (batch, *others) = running.split(running.workdir / "population", population)
-        allowed = f"at most {batch[1].size}, the members that fit in memory"
-        require(not others, "members", members, allowed)
-        evolution = Evolution(population, selection, every, bounds, metric)
-        with running.progress(drawn, batch[0]) as bar:
-            complete = running.train(batch, bar, after=evolution, every=every)
-        rows = read_rows(batch[0])
-        front = ("member", "updates", "env_steps", *bounds, "score", "parent")
-        table = [{name: row[name] for name in front} | row for row in rows]
-        write_table(running.workdir, table)
-        running.say(f"Wrote {running.workdir}/table.csv, table.jsonl")
-        if complete:
-            conclude(running, base.env, table, rows, list(bounds))
-    return table
+    evolution = Evolution(population, selection, every, bounds, metric)
+    kind = functools.partial(train_population, members=drawn, evolution=evolution)
+    return drive(
+        kind, asked, drawn, workdir, resume, devices, 0, quiet, stop, trust, callbacks
+    )  # fmt: skip
+
+
+def train_population(
+    running: Sweep, members: Sequence[Member], evolution: "Evolution"
+) -> Iterator[list[Row]]:
+    """Train a population with selection, for `drive`."""
+    running.announce(members, evolution.population, 1)
+    batch, *others = running.split(running.workdir / "population", evolution.population)
+    allowed = f"at most {batch[1].size}, the members that fit in memory"
+    require(not others, "members", len(members), allowed)
+    with running.progress(members, batch[0]) as bar:
+        complete = running.train(batch, bar, after=evolution, every=evolution.every)
+    rows, names = read_rows(batch[0]), list(evolution.bounds)
+    front = ("member", "updates", "env_steps", *names, "score", "parent")
+    table = [{name: row[name] for name in front} | row for row in rows]
+    yield table
+    running.say(f"Wrote {running.workdir}/table.csv, table.jsonl")
+    if complete:
+        conclude(running, members[0].config.env, table, rows, names)
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:
@@ -182,11 +190,11 @@ def draw_members(base: TrainConfig, settings: Mapping[str, Values], number: int)
         else:
             columns[name] = random.uniform(values.low, values.high, number).tolist()
     points = [{name: column[i] for name, column in columns.items()} for i in range(number)]
-    members = []
-    for own in make_members(base, points, [base.seed]):
-        config = dataclasses.replace(own.config, seed=base.seed + own.number)
-        members.append(dataclasses.replace(own, config=config))
-    return members
+    seeds = range(base.seed, base.seed + number)
+    pairs = enumerate(zip(points, seeds, strict=True))
+    return [
+        own for i, (point, seed) in pairs for own in make_members(base, [point], [seed], None, i)
+    ]
 
 
 def choose_parents(key: jax.Array, scores: jax.Array, fraction: float) -> jax.Array:

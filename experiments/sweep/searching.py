@@ -11,14 +11,14 @@ import functools
 import itertools
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wdjax.checks import require, require_integer
-from wdjax.experiments.sweep.driver import Sweep, choose_metric, open_sweep, read_rows
+from wdjax.experiments.sweep.driver import Stopped, Sweep, choose_metric, drive, read_rows
 from wdjax.experiments.sweep.members import (
     Member,
     Point,
@@ -34,9 +34,9 @@ from wdjax.experiments.sweep.members import (
     varying,
 )
 from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
-from wdjax.experiments.sweep.table import best_member, last_known, point_words, write_table
+from wdjax.experiments.sweep.table import best_member, last_known, point_words
 from wdjax.files import read_json, require_fields, write_text
-from wdjax.train import Callback, Population, TrainConfig, change_config, plain_config
+from wdjax.train import Callback, Population, TrainConfig, plain_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,13 +122,14 @@ def search(  # noqa: D417  (as for `sweep`)
         "halving": dataclasses.asdict(halving) if halving else None,
     }
     asked = {"mode": "search", **question, "batch": batch, "storage": storage, "study": study}
-    configs = [member.config for member in possible]
-    opened = open_sweep(
-        workdir, asked, configs, resume, devices, members_at_once, quiet, stop, trust, callbacks
-    )
-    with opened as running:
+
+    def kind(running: Sweep) -> Iterator[list[Row]]:
         own = open_study(storage, study, running.workdir, settings, question, base.seed)
         return run_trials(running, own, base, seeds, trials, batch, halving, metric)
+
+    return drive(
+        kind, asked, possible, workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks
+    )  # fmt: skip
 
 
 def check_values(
@@ -159,17 +160,14 @@ def run_trials(
     batch: int,
     halving: Halving | None,
     metric: str,
-) -> list[Row]:
-    """Ask for batches, train them and tell their results, until the study has all its trials.
-
-    Returns:
-        The table.
-    """
+) -> Iterator[list[Row]]:
+    """Ask for batches, train them and tell their results, until the study has all its trials."""
     known: list[Population] = []
     held, members, rows = [], [], []
     for folder in (running.workdir / "batches" / f"{number:03d}" for number in itertools.count()):
+        yield study.table()
         if running.stop.is_set():
-            return study.table()
+            return
         proposed = read_batch(folder, functools.partial(study.ask, batch, trials, held))
         if not proposed:
             break
@@ -180,15 +178,15 @@ def run_trials(
         if first:
             known = make_populations(own, running.devices, running.trust)
             running.announce(own, known[0], len(known))
-        results, done = train_trials(running, folder, own, halving, metric, known)
+        try:
+            results, done = train_trials(running, folder, own, halving, metric, known)
+        except Stopped:
+            yield study.table()
+            raise
         members, rows = members + own, rows + done
-        for trial in results or ():
+        for trial in results:
             study.tell(trial)
-        write_table(running.workdir, study.table())
-        if results is None:
-            return study.table()
     conclude(running, study, members, rows, metric)
-    return study.table()
 
 
 def read_batch(folder: Path, ask: Callable[[], list[tuple[int, Point]]]) -> list[tuple[int, Point]]:
@@ -221,14 +219,10 @@ def trial_members(
     members = []
     for trial, values in proposed:
         try:
-            change_config(base, trust=running.trust, **values)
+            members += make_members(base, [values], seeds, running.trust, trial)
         except (ValueError, TypeError) as error:
             running.say(f"Skipped trial {trial}: {error}")
             study.tell(Trial(trial, None, False, ()))
-            continue
-        for own in make_members(base, [values], seeds):
-            number = trial * len(seeds) + own.number
-            members.append(dataclasses.replace(own, number=number, point=trial))
     return members
 
 
@@ -247,7 +241,7 @@ def train_trials(
     halving: Halving | None,
     metric: str,
     known: list[Population],
-) -> tuple[list[Trial] | None, list[Row]]:
+) -> tuple[list[Trial], list[Row]]:
     """Train the members of a batch's trials (`Member.point`).
 
     Args:
@@ -259,7 +253,10 @@ def train_trials(
         known: populations whose programs are used again; new ones are added.
 
     Returns:
-        (trials with their results, or None if the sweep was stopped before; rows of all chunks).
+        (trials with their results, rows of all chunks).
+
+    Raises:
+        Stopped: as `Sweep.train_all`.
     """
     trials = list(dict.fromkeys(member.point for member in members))
     reached: dict[int, list[tuple[int, float]]] = {trial: [] for trial in trials}
@@ -272,11 +269,8 @@ def train_trials(
             known += populations
             span = functools.partial(rung_span, halving=halving, rung=rung)
             place = folder / "rungs" / f"{rung}"
-            trained = list(running.train_all(place, populations, bar, span, tuple(batches)))
+            batches += running.train_all(place, populations, bar, span, tuple(batches))
             rows += read_rows(place)
-            if not all(complete for _, complete in trained):
-                return None, rows
-            batches += [batch for batch, _ in trained]
             scores |= trial_scores(going, rows, metric)
             for trial in alive:
                 if scores[trial] is not None:
@@ -324,7 +318,6 @@ def conclude(
 ) -> None:
     """Draw the trials of this worker, write the best run if it is among them, and print it."""
     table = study.table()
-    write_table(running.workdir, table)
     running.say(f"Wrote {running.workdir}/table.csv, table.jsonl: {len(table)} trials")
     if members:
         running.draw(members, rows, metric)

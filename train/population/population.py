@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import require, require_integer
 from wdjax.console import Console
-from wdjax.files import write_text
+from wdjax.files import read_json, require_fields, write_text
 from wdjax.signals import stop_signals
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
@@ -166,6 +167,52 @@ class Population:
             ValueError: if a single member does not fit into memory.
         """
         return self.programs.fit(self.configs[0], len(self.configs), most)
+
+    def split(self, folder: Path, most: int = 0) -> list[tuple[Path, "Population"]]:
+        """Split into batches that fit into memory, for `train`.
+
+        Their size is stored in the folder, so that a resumed population is split into the same ones.
+
+        Args:
+            folder: contains the folders of the batches, 000, 001, ...
+            most: as for `fit`.
+
+        Returns:
+            (folder, population) of each batch.
+
+        Raises:
+            ValueError: as `fit`, and if the devices cannot share batches of the stored size.
+        """
+        file, devices = folder / "size.json", self.num_devices
+        if file.exists():
+            content = read_json(file)
+            require_fields(file, content, members_at_once=int)
+            size = content["members_at_once"]
+            words = f"a divisor of {size}, the members per program that this sweep was started with"
+            require(size % devices == 0, "devices", devices, words)
+        else:
+            size = self.fit(most)
+            write_text(file, json.dumps({"members_at_once": size}) + "\n", sync=True)
+        return [(folder / f"{i:03d}", batch) for i, batch in enumerate(self.batches(size))]
+
+    def gather(self, batches: Sequence[tuple[Path, "Population"]]) -> TrainState:
+        """Return the newest states of these members, leaves [members, ...].
+
+        Args:
+            batches: (folder, population) of batches with all members, from old to new.
+        """
+        wanted = [member["member"] for member in self.members]
+        found: dict[int, TrainState] = {}
+        for folder, earlier in reversed(batches):
+            places = {member["member"]: place for place, member in enumerate(earlier.members)}
+            missing = [number for number in places if number in wanted and number not in found]
+            if missing:
+                states = jax.device_put(earlier.resume(folder), jax.local_devices()[0])
+                for number in missing:
+                    found[number] = state_of(states, places[number])
+        wanted += wanted[-1:] * (self.size - len(wanted))
+        stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
+        return jax.tree.map(stack, *(found[number] for number in wanted))
 
     def batches(self, size: int) -> list["Population"]:
         """Split into populations of `size` members, which use the same compiled program.
