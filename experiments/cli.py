@@ -78,7 +78,8 @@ COMMANDS = {
 # Frequent guesses of commands -> hint.
 HINTS = {
     "resume": "use wdjax train PRESET --resume", "evaluate": "did you mean 'eval'?",
-    "play": "did you mean 'render'?", "search": "use wdjax sweep PRESET --search N", "version": "use wdjax --version",
+    "play": "did you mean 'render'?", "search": "use wdjax sweep PRESET --search N",
+    "version": "use wdjax --version",
 }  # fmt: skip
 
 
@@ -302,11 +303,13 @@ def require_private(folder: Path) -> None:
     status = folder.stat()
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise PermissionError(
-            f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to a folder that you own"
+            f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to a folder "
+            f"that you own"
         )
     if os.name == "posix" and status.st_mode & 0o022:
         raise PermissionError(
-            f"{folder} is writable by other users. Delete it, or set JAX_COMPILATION_CACHE_DIR to a folder that you own"
+            f"{folder} is writable by other users. Delete it, or set "
+            f"JAX_COMPILATION_CACHE_DIR to a folder that you own"
         )
 
 

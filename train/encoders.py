@@ -1,4 +1,4 @@
-"""Where encoders were before version 0.2: wdjax.train.networks.encoders."""
+"""Former location of wdjax.train.networks.encoders, until version 0.1."""
 
 from wdjax.train.networks.encoders import (  # noqa: F401
     Attention,

@@ -210,7 +210,7 @@ def save_run(
     metrics: Iterable[Mapping[str, Any]] = (),
     best_score: float | None = None,
 ) -> None:
-    """Save a state as a run, which `load_run` and the commands read, for example after `Learner.run`.
+    """Save a state as a run that `load_run` and the commands read, for example after `Learner.run`.
 
     Args:
         workdir: folder of the run; replaced if it exists.

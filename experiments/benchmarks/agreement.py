@@ -98,7 +98,8 @@ def compare_neighbors(num_agents: int, k: int) -> str:
     simple = find(nearest_neighbors_simple, neighbor_rows_simple)
     differing = {name: int((by_kernel[name] != simple[name]).any(axis=2).sum()) for name in simple}
     text = (
-        f"neighbors, {num_agents:,} agents, k = {k}, {len(x)} scenes, kernel and top_k: of {active.size:,} agents, "
+        f"neighbors, {num_agents:,} agents, k = {k}, {len(x)} scenes, kernel and top_k: of "
+        f"{active.size:,} agents, "
         + ", ".join(f"{name} differ in {number}" for name, number in differing.items())
     )
     if any(differing.values()):

@@ -57,7 +57,8 @@ PHYSICS = 2e-3  # sines and roots are approximated differently
 
 # Metrics of few transitions, or that amplify differences: a single other action changes them.
 UNSTABLE = (
-    "episode", "explained", "kl", "clip_fraction", "norm", "max", "min", "loss", "_std", "return_mean",
+    "episode", "explained", "kl", "clip_fraction", "norm", "max", "min", "loss", "_std",
+    "return_mean",
 )  # fmt: skip
 SIZE = {"num_envs": 16, "num_blocks": 4, "rollout_length": 16, "devices": 1}
 OPTIONS = {
@@ -70,7 +71,8 @@ OPTIONS = {
 # name -> preset, changes of the run or of all its policies
 LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "memory": ("tag_small", {"network.recurrent_size": 16, "minibatches": 1}),
-    "memory, separate trunks": ("cartpole_ppo", {"network.recurrent_size": 16, "network.shared_trunk": False}),
+    "memory, separate trunks": ("cartpole_ppo",
+        {"network.recurrent_size": 16, "network.shared_trunk": False}),
     "deep sets": ("tag_small", {"network.encoder": "deep_sets"}),
     "attention": ("tag_small", {"network.encoder": "attention"}),
     "encoder and memory": ("tag_small", {
@@ -79,15 +81,18 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deep": ("cartpole_ppo", {
         "network.hidden_sizes": [64, 32, 64], "network.activation": "gelu", "reset": "fixed"}),
     "all options": ("cartpole_ppo", {
-        "normalize_observation": True, "normalize_reward": True, "normalize_advantage": True, "value_clip": 0.2,
-        "target_kl": 0.01, "neg_pos_env_ratio": 1.0, "learning_rate": [[0, 1e-3], [10_000, 1e-4]], "reset": 5}),
+        "normalize_observation": True, "normalize_reward": True, "normalize_advantage": True,
+        "value_clip": 0.2,
+        "target_kl": 0.01, "neg_pos_env_ratio": 1.0, "learning_rate": [[0, 1e-3], [10_000, 1e-4]],
+        "reset": 5}),
     "squashed Gaussian": ("pendulum_ppo", {
         "action_distribution": "squashed_gaussian", "normalize_observation": True, "minibatches": 4,
         "network.recurrent_size": 8}),
     "twin critics": ("pendulum_ddpg", {
         "twin_critics": True, "policy_delay": 2, "n_step": 3, "target_noise": 0.2,
         "normalize_observation": True}),
-    "past selves": ("tag_small", {"past_selves": 2, "past_selves_every": 1, "past_selves_fraction": 0.5}),
+    "past selves": ("tag_small",
+        {"past_selves": 2, "past_selves_every": 1, "past_selves_fraction": 0.5}),
     "own algorithm": ("tag_small", {"algorithm": "wdjax.experiments.examples.own_algorithm:AWR"}),
     "plain XLA": ("tag_small", {"kernels": False}),
 }  # fmt: skip

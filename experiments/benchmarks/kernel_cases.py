@@ -28,13 +28,15 @@ N = 8  # replicas
 AT_ONCE = 48  # cases per kernel
 DRAWN = 200  # random cases
 KINDS = {
-    "f": ("float32", "float16", "bfloat16"), "i": ("int32", "int8", "int16"), "u": ("uint32", "uint8", "uint16"),
+    "f": ("float32", "float16", "bfloat16"), "i": ("int32", "int8", "int16"),
+    "u": ("uint32", "uint8", "uint16"),
     "b": ("bool",),
 }  # fmt: skip
 # relative tolerances: kernels use fused multiply-add, and divide with an error of 2 ulp
 ERRORS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 SPECIAL = [
-    np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -1.0, 1.0, 2.0, -3.0, 127.6, -128.7, 300.0, 7e4, 5e9,
+    np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -1.0, 1.0, 2.0, -3.0, 127.6, -128.7,
+    300.0, 7e4, 5e9,
 ]  # fmt: skip
 
 
@@ -42,13 +44,14 @@ def _taking(kinds: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), kinds)
 
 
-EXACT = """abs add and bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clz eq floor ge gt is_finite le lt max
-    min mul ne neg nextafter population_count round sign square sub"""
+EXACT = """abs add and bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clz eq floor ge gt
+    is_finite le lt max min mul ne neg nextafter population_count round sign square sub"""
 SURE = frozenset(EXACT.split())  # primitives without intermediate rounding
 UNARY = {
-    **_taking("f", """acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor is_finite log
-        log1p logistic rsqrt sin sinh sqrt tan tanh round"""),
-    **_taking("fiu", "neg sign square"), "abs": "fi", "population_count": "iu", "clz": "iu", "bitwise_not": "iub",
+    **_taking("f", """acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor
+        is_finite log log1p logistic rsqrt sin sinh sqrt tan tanh round"""),
+    **_taking("fiu", "neg sign square"), "abs": "fi", "population_count": "iu", "clz": "iu",
+    "bitwise_not": "iub",
 }  # fmt: skip
 BINARY = {
     **_taking("fiu", "add sub mul div rem"), **_taking("fiub", "max min eq ne lt le gt ge"),

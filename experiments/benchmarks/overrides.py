@@ -24,11 +24,13 @@ UPDATES = 3
 
 # SGD, as Adam amplifies small gradients; many replicas, so that a differing one has little effect
 AGENT = {
-    "optimizer": "sgd", "learning_rate": 0.03, "epochs": 2, "minibatches": 2, "network.hidden_sizes": [16],
+    "optimizer": "sgd", "learning_rate": 0.03, "epochs": 2, "minibatches": 2,
+    "network.hidden_sizes": [16],
     "entropy_coefficient": 0.05,
 }  # fmt: skip
 SIZE = {
-    "num_envs": 512, "num_blocks": 4, "rollout_length": 16, "devices": 1, "env_params.episode_length": 12,
+    "num_envs": 512, "num_blocks": 4, "rollout_length": 16, "devices": 1,
+    "env_params.episode_length": 12,
     **{f"policies.agent.{field}": value for field, value in AGENT.items()},
 }  # fmt: skip
 

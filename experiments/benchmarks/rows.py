@@ -101,7 +101,8 @@ WORKLOADS: dict[str, Workload] = {
         targets={TRAINING: Target(42.6e3, NUMBA, 800e3, 1.2e6)},
     ),
     "tag_continuous_105": Workload(
-        preset="tag_continuous", changes={**_crowd(5, 100), "num_envs": 2_000, "rollout_length": 50},
+        preset="tag_continuous",
+        changes={**_crowd(5, 100), "num_envs": 2_000, "rollout_length": 50},
         small={"num_envs": 8, "rollout_length": 25},
         targets={
             TRAINING: Target(158e3, NUMBA, 1.6e6, 3e6),
@@ -109,7 +110,8 @@ WORKLOADS: dict[str, Workload] = {
         },
     ),
     "tag_continuous_1000": Workload(
-        preset="tag_continuous", changes={**_crowd(100, 900), "num_envs": 2_000, "rollout_length": 10},
+        preset="tag_continuous",
+        changes={**_crowd(100, 900), "num_envs": 2_000, "rollout_length": 10},
         small={"num_envs": 2, "rollout_length": 5}, num_updates=2, stepping_length=50,
         targets={
             STEPPING: Target(None, NUMBA, 400e3, 1e6),
@@ -119,7 +121,8 @@ WORKLOADS: dict[str, Workload] = {
     "tag_gridworld_1000": Workload(
         preset="tag_gridworld",
         changes={
-            "env_params.num_taggers": 999, "env_params.use_full_observation": False, "rollout_length": 10,
+            "env_params.num_taggers": 999, "env_params.use_full_observation": False,
+            "rollout_length": 10,
         },
         small={"num_envs": 20}, stepping_length=100,  # whole episodes, with resets
         targets={
@@ -131,7 +134,8 @@ WORKLOADS: dict[str, Workload] = {
         preset="covid_economy", changes={"num_envs": 1_000},
         small={"num_envs": 16}, num_updates=2, stepping_length=540,
     ),
-    "taxed_commons": Workload(preset="taxed_commons", changes={"num_envs": 10_000}, small={"num_envs": 200}),
+    "taxed_commons": Workload(preset="taxed_commons", changes={"num_envs": 10_000},
+        small={"num_envs": 200}),
     "cartpole_a2c": Workload(
         preset="cartpole", changes=CLASSIC, small={"num_envs": 1_000}, tiers=ACTING, num_updates=20,
         targets={TRAINING: Target(8.9e6, NUMBA, 250e6, 500e6)},

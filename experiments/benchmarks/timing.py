@@ -116,7 +116,8 @@ def machine() -> str:
     device = jax.devices()[0]
     precision = jax.config.jax_default_matmul_precision or "default"
     return (
-        f"{device.device_kind} ({device.platform}), jax {jax.__version__}, jaxlib {jaxlib.__version__}, "
+        f"{device.device_kind} ({device.platform}), jax {jax.__version__}, jaxlib "
+        f"{jaxlib.__version__}, "
         f"Python {platform.python_version()}, matmul precision {precision}"
     )
 

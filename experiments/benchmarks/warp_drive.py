@@ -97,4 +97,7 @@ def words(backend: str) -> str:
     versions = ", ".join(
         f"{library} {importlib.metadata.version(library)}" for library in libraries
     )
-    return f"WarpDrive {importlib.metadata.version('rl-warp-drive')} by {how}, its own yaml, tf32, {versions}"
+    return (
+        f"WarpDrive {importlib.metadata.version('rl-warp-drive')} by {how}, its own yaml, "
+        f"tf32, {versions}"
+    )

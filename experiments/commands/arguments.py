@@ -26,7 +26,8 @@ Modules = Annotated[
 ]
 
 _OF_CALLBACKS = (
-    "Callbacks after every chunk: csv, tensorboard, wandb (each logs the metrics), or a custom one, "
+    "Callbacks after every chunk: csv, tensorboard, wandb (each logs the metrics), or a "
+    "custom one, "
     "package.module:function (docs/how_to/callbacks.md)."
 )
 Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
@@ -52,8 +53,10 @@ PAIRS = {
 REWORDED = (
     (r"could not convert string to float: (.*)", r"\1 must be a number"),
     (r"(--\S*?([\w-]+)): Failed to parse key-value pairs!?",
-     lambda match: f"{match[1]}: must be name and value pairs, such as {PAIRS.get(match[2], 'NAME VALUE')}"),
-    (r"Could not find valid parse for arguments: \[(.*)\]", r"\1 must be values separated by spaces, such as 64 64"),
+     lambda match: f"{match[1]}: must be name and value pairs, such as "
+                   f"{PAIRS.get(match[2], 'NAME VALUE')}"),
+    (r"Could not find valid parse for arguments: \[(.*)\]",
+        r"\1 must be values separated by spaces, such as 64 64"),
     (r"Missing value for argument '(.*)'\. Expected .* values?", r"\1 needs a value"),
     (r"no type matching FLOAT\|\S*\[FLOAT FLOAT .* could be instantiated from \[(.*)\]",
      r"\1 must be a number, or pairs of env step and value, such as 0 1e-3 100_000 1e-4"),
@@ -101,7 +104,8 @@ def whole_numbers(
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1, metavar="INT", instance_from_str=lambda words: _whole(words[0]),
-        is_instance=lambda value: isinstance(value, int), str_from_instance=lambda value: [str(value)],
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
     )  # fmt: skip
 
 
@@ -113,8 +117,10 @@ def schedules(
     if info.type != Schedule:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*", metavar="FLOAT|[FLOAT FLOAT ...]|fraction FLOAT FLOAT ...", instance_from_str=_schedule,
-        is_instance=lambda value: isinstance(value, float | int | tuple), str_from_instance=_schedule_words,
+        nargs="*", metavar="FLOAT|[FLOAT FLOAT ...]|fraction FLOAT FLOAT ...",
+        instance_from_str=_schedule,
+        is_instance=lambda value: isinstance(value, float | int | tuple),
+        str_from_instance=_schedule_words,
     )  # fmt: skip
 
 
@@ -127,7 +133,10 @@ def _schedule(words: list[str]) -> Schedule:
     if len(numbers) == 1 and kind is tuple:
         return numbers[0]
     if not numbers or len(numbers) % 2:
-        pairs = "pairs of env step and value (0 1e-3 100_000 1e-4), or of fraction and value (fraction 0 1e-3 1 1e-4)"
+        pairs = (
+            "pairs of env step and value (0 1e-3 100_000 1e-4), or of fraction and value "
+            "(fraction 0 1e-3 1 1e-4)"
+        )
         raise ValueError(f"{' '.join(words)!r} must be a number, or {pairs}")
     return kind(zip(numbers[::2], numbers[1::2], strict=True))
 
@@ -215,7 +224,10 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
         if f"{unknown[1]}{unknown[2]}".replace("-", "_") in own:
             return f"{wrong}: the algorithm of this policy has no such option"
         if own:
-            return f"{wrong}: did you mean {' or '.join('--' + name.replace('_', '-') for name in own)}?"
+            return (
+                f"{wrong}: did you mean "
+                f"{' or '.join('--' + name.replace('_', '-') for name in own)}?"
+            )
     if near := re.match(r"Perhaps you meant: (--[^\s,]+)", hints):
         return f"{wrong}: did you mean {near[1]}?"
     first = wrong.removeprefix("Unrecognized options: ").split(",")[0]

@@ -64,7 +64,10 @@ def completion(arguments: list[str]) -> None:
 
 def _inside(preset: str) -> str:
     config = complete_env_params(load_config(preset))
-    return f'            {preset}) policies="{" ".join(config.policies)}" params="{_flags(config.env_params)}" ;;'
+    return (
+        f'            {preset}) policies="{" ".join(config.policies)}" '
+        f'params="{_flags(config.env_params)}" ;;'
+    )
 
 
 def _flags(names: Iterable[str]) -> str:

@@ -48,7 +48,8 @@ def dry_run(
     steps = config.env_steps_per_update
     yield (
         f"{config.num_updates:,} updates of {steps:,} env steps ({config.num_envs:,} replicas x "
-        f"{config.rollout_length:,} steps), {config.num_updates * steps:,} in total, on {learner.setup.num_devices} x "
+        f"{config.rollout_length:,} steps), {config.num_updates * steps:,} in total, on "
+        f"{learner.setup.num_devices} x "
         f"{jax.devices()[0].device_kind}"
     )
     yield from schedule_warnings(config, learner.config)
@@ -81,7 +82,10 @@ def batches(config: TrainConfig, policy: Policy) -> str:
     """Describe an update of a policy: transitions, gradient steps, and transitions per step."""
     agents, options = policy.assignment.num_agents, policy.config.options
     rows = config.env_steps_per_update * agents
-    words = f"{rows:,} transitions per update ({config.env_steps_per_update:,} env steps x {agents:,} agents)"
+    words = (
+        f"{rows:,} transitions per update ({config.env_steps_per_update:,} env steps x "
+        f"{agents:,} agents)"
+    )
     if not policy.config.trainable:
         return f"{words}, not trained"
     if hasattr(options, "buffer_size"):

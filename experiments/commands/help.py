@@ -43,7 +43,10 @@ def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
         lines = [
             f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()
         ]
-        of_topics = f"topics: wdjax train {preset} --help TOPIC (flags: --TOPIC.NAME; for topic run: --NAME)"
+        of_topics = (
+            f"topics: wdjax train {preset} --help TOPIC (flags: --TOPIC.NAME; for "
+            f"topic run: --NAME)"
+        )
         topics = [of_topics, *lines, f"  {'all':31s}every flag"]
         also = "or part of a flag's name: --help learning-rate"
         return "\n".join([SCREEN.format(preset=preset, name=preset), "", *topics, also])

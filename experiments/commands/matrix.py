@@ -110,4 +110,7 @@ def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:
         for name, value in vars(mine).items():
             a, b = np.asarray(value)[()], np.asarray(getattr(theirs, name))[()]
             if not np.array_equal(a, b):
-                yield f"Warning: {player.name} was trained with {name} = {b!s}; all runs use {a!s}, as {first.name}"
+                yield (
+                    f"Warning: {player.name} was trained with {name} = {b!s}; all runs use "
+                    f"{a!s}, as {first.name}"
+                )

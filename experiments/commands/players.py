@@ -143,7 +143,8 @@ def evaluate(arguments: list[str]) -> None:
         Console().print(line, soft_wrap=True)
     cells = cross_play(
         first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
-        opponents=(*others, *parsed.opponents), name=first.name if others else "trained", batch=parsed.batch,
+        opponents=(*others, *parsed.opponents), name=first.name if others else "trained",
+        batch=parsed.batch,
     )  # fmt: skip
     rows = {
         cell: statistics(episodes, first.learner.env.info_ratios)

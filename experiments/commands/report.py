@@ -216,7 +216,8 @@ def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
     """Draw learning curves."""
     several = any(len(runs) > 1 for runs in groups.values())
     words = (
-        "Solid lines: training episodes with sampled actions. Dots with dashed lines: evaluations on whole episodes "
+        "Solid lines: training episodes with sampled actions. Dots with dashed lines: "
+        "evaluations on whole episodes "
         f"from fresh starts.{f' Several seeds: interquartile mean; {BAND}.' if several else ''}"
     )
     panels = "".join(f"<div>{svg}</div>" for svg in draw_panels(groups))
@@ -226,7 +227,8 @@ def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
 def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
     """Show the throughput of each run; members of a sweep have none of their own."""
     columns: dict[str, tuple[str, Callable]] = {
-        "env steps": ("env_steps", max), "env steps/s, median": ("env_steps_per_second", stats.median),
+        "env steps": ("env_steps", max),
+        "env steps/s, median": ("env_steps_per_second", stats.median),
         "env steps/s, fastest chunk": ("env_steps_per_second", max),
         "agent steps/s, median": ("agent_steps_per_second", stats.median),
         "training [s]": ("seconds", sum), "compiling [s]": ("compile_seconds", sum),
@@ -248,7 +250,8 @@ def of_matrix(
     if len({env for _, _, env in firsts}) > 1:
         return Section(title, "", "None: the runs have different environments")
     first, *others = [Player(name, *load(run)) for name, run, _ in firsts]
-    cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, name=first.name,
+    cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes,
+        name=first.name,
                        opponents=(*others, *parsed.opponents))  # fmt: skip
     rows = {
         cell: statistics(episodes, first.learner.env.info_ratios)

@@ -37,7 +37,7 @@ class SweepArguments:
     (--search), or a population whose values change during training (--pbt).
 
         wdjax sweep cartpole_ppo --seeds 8 --set policies.agent.learning_rate=1e-3,3e-3
-        wdjax sweep cartpole_ppo --search 64 --seeds 2 --set policies.agent.learning_rate=log:1e-4:1e-2
+        wdjax sweep cartpole_ppo --search 64 --seeds 2 --set policies.agent.clip=uniform:0.1:0.3
         wdjax sweep cartpole_ppo --pbt 16 --set policies.agent.learning_rate=log:1e-4:1e-2
 
     Members that differ in seeds, env_params and (traced) hyperparameters share one program. Every
@@ -104,7 +104,8 @@ class SweepArguments:
 
 # option -> its mode; options of the topic `more` of --help
 _OWN = {
-    "batch": "search", "halving": "search", "rungs": "search", "storage": "search", "study": "search",
+    "batch": "search", "halving": "search", "rungs": "search", "storage": "search",
+    "study": "search",
     "pbt_every_updates": "pbt", "pbt_every": "pbt", "pbt_fraction": "pbt", "pbt_factors": "pbt",
 }  # fmt: skip
 _MORE = ("point", "file", "metric", "members_at_once", "devices", "trust", "callbacks")
@@ -129,7 +130,7 @@ def help_text(topic: str) -> str:
 
 
 def sweep(arguments: list[str]) -> None:
-    """wdjax sweep PRESET [--set FIELD=VALUES ...] [--seeds N] [--search TRIALS | --pbt MEMBERS] [--workdir DIR]"""
+    """Run `wdjax sweep`."""
     topic = help_topic(arguments)
     if topic is not None:
         print(help_text(topic))

@@ -105,7 +105,8 @@ def train(arguments: list[str]) -> None:
     cost = cost_of_large(preset_path(preset), raw, parsed)  # before the folder exists
     with no_garbage_collection():
         trainer = trainer_class(
-            config, parsed.workdir, parsed.resume, parsed.callbacks, debug=parsed.debug, trust=parsed.trust,
+            config, parsed.workdir, parsed.resume, parsed.callbacks, debug=parsed.debug,
+            trust=parsed.trust,
             pictures=parsed.pictures,
         )  # fmt: skip
     if cost:

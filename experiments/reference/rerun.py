@@ -238,7 +238,8 @@ def misses(name: str, row: Row, result: Mapping[str, Any]) -> list[str]:
     problems = []
     if row.within is not None and result["env_steps_per_seed"] > row.within:
         problems.append(
-            f"{name}: ran for {result['env_steps_per_seed']:,} env steps: must be within {row.within:,}"
+            f"{name}: ran for {result['env_steps_per_seed']:,} env steps: must be within "
+            f"{row.within:,}"
         )
     for number, target in row.targets.items():
         if target is None:
@@ -280,7 +281,8 @@ def read_result(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
 def readme(stored: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the text of README.md: a summary table, then one section per row."""
     summary = "".join(
-        f"| {'' if i else f'[{name}](#{name})'} | {number} | {words(values['mean'])} | {target_words(name, number)} |\n"
+        f"| {'' if i else f'[{name}](#{name})'} | {number} | {words(values['mean'])} | "
+        f"{target_words(name, number)} |\n"
         for name, result in stored.items()
         for i, (number, values) in enumerate(result["numbers"].items())
     )
@@ -298,7 +300,10 @@ def target_words(name: str, number: str) -> str:
 def section(name: str, result: Mapping[str, Any]) -> str:
     """Return the section of one row: curve, numbers with bands, seeds, machine and commands."""
     seeds, preset = result["seeds"], result["preset"]
-    text = f"\n## {name}\n\n![{name}: training return with its interval over {seeds} seeds](plots/{name}.png)\n"
+    text = (
+        f"\n## {name}\n\n![{name}: training return with its interval over {seeds} "
+        f"seeds](plots/{name}.png)\n"
+    )
     text += f"\n{textwrap.fill(ROWS[name].note, 120)}\n" if ROWS[name].note else ""
     text += RESULT
     for number, values in result["numbers"].items():
@@ -308,9 +313,13 @@ def section(name: str, result: Mapping[str, Any]) -> str:
         middle = "{} [{}, {}]".format(*map(words, interval_of_mean(values["per_seed"]))).replace(
             "nan", "-"
         )
-        text += f"| {number} | {words(values['mean'])} ({least} .. {most}) | {middle} | {low} .. {high} |\n"
+        text += (
+            f"| {number} | {words(values['mean'])} ({least} .. {most}) | {middle} | {low} "
+            f".. {high} |\n"
+        )
     return text + (
-        f"\n{seeds} seeds of {result['env_steps_per_seed']:,} env steps. Training time: {result['seconds']:,.0f} s.\n"
+        f"\n{seeds} seeds of {result['env_steps_per_seed']:,} env steps. Training time: "
+        f"{result['seconds']:,.0f} s.\n"
         f"Machine: {result['machine'].replace('cpu (cpu)', 'CPU').replace(' (gpu)', '')}.\n"
         f"\n```sh\nwdjax train {preset}\npython -m wdjax.experiments.reference {name}\n```\n"
     )
@@ -324,8 +333,10 @@ def words(value: float) -> str:
 def describe(name: str, result: Mapping[str, Any]) -> str:
     """Return the numbers of a row as lines for a terminal."""
     lines = [
-        f"{name}: preset {result['preset']}, {result['seeds']} seeds of {result['env_steps_per_seed']:,} env steps, "
-        f"{result['seconds']:.0f} s, compiling {result['compile_seconds']:.0f} s, on {result['machine']}"
+        f"{name}: preset {result['preset']}, {result['seeds']} seeds of "
+        f"{result['env_steps_per_seed']:,} env steps, "
+        f"{result['seconds']:.0f} s, compiling {result['compile_seconds']:.0f} s, on "
+        f"{result['machine']}"
     ]
     for number, values in result["numbers"].items():
         per_seed = " ".join(words(value) for value in values["per_seed"])
@@ -377,7 +388,8 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
                 axes.axvline(knot, color="#7A7F87", linewidth=0.9, linestyle=dashes, label=words)
         if greedy := result["numbers"].get("greedy return"):
             seeds = np.array(greedy["per_seed"])
-            axes.plot(np.full(len(seeds), steps[-1]), seeds, "o", color="#E07B00", markersize=4, clip_on=False,
+            axes.plot(np.full(len(seeds), steps[-1]), seeds, "o", color="#E07B00", markersize=4,
+                clip_on=False,
                       label="greedy evaluation, one dot per seed")  # fmt: skip
         count_env_steps(axes)
         name_panel(axes, f"training return{f', {policy}' if len(policies) > 1 else ''} [reward]")

@@ -95,7 +95,8 @@ def first_reached(
 
 
 def against_others(
-    learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array, episodes: int, greedy: bool,
+    learner: Learner, state: TrainState, metrics: Mapping[str, np.ndarray], key: jax.Array,
+    episodes: int, greedy: bool,
     scripts: Sequence[str] = (),
 ) -> Measured:  # fmt: skip
     """Evaluate trained, random and scripted policies of taggers and runners against each other."""
@@ -126,17 +127,23 @@ RETURN = "greedy return"
 ROWS: dict[str, Row] = {
     "cartpole": Row(
         "cartpole_ppo", functools.partial(steps_until, level=475.0),
-        {"env steps until 475": Target(150_000, at_least=False, every_seed=True)}, seeds=8, quick=True,
+        {"env steps until 475": Target(150_000, at_least=False, every_seed=True)}, seeds=8,
+        quick=True,
     ),
-    "acrobot": Row("acrobot_ppo", greedy_return, {RETURN: Target(-85, every_seed=True)}, within=500_000),
-    "mountain_car": Row("mountain_car_ppo", greedy_return, {RETURN: Target(-115)}, within=5_000_000),
+    "acrobot": Row("acrobot_ppo", greedy_return, {RETURN: Target(-85, every_seed=True)},
+        within=500_000),
+    "mountain_car": Row("mountain_car_ppo", greedy_return, {RETURN: Target(-115)},
+        within=5_000_000),
     "continuous_mountain_car_ddpg": Row(
         "continuous_mountain_car_ddpg", greedy_return, {RETURN: Target(92)}, within=1_000_000,
-        note="Each point is the mean return of the episodes that ended in that bin. The first bin contains only short "
-        "episodes, which reached the goal early, so the curve starts near 88 and falls when longer episodes end. "
+        note="Each point is the mean return of the episodes that ended in that bin. The first "
+             "bin contains only short "
+        "episodes, which reached the goal early, so the curve starts near 88 and falls when "
+        "longer episodes end. "
         "Training actions include exploration noise; the greedy return is measured without it.",
     ),
-    "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000, quick=True),
+    "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000,
+        quick=True),
     "pendulum_ppo": Row("pendulum_ppo", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
     "tag_gridworld": Row(
         "tag_gridworld_ppo", functools.partial(against_others, episodes=1_000, greedy=True),
@@ -150,7 +157,8 @@ ROWS: dict[str, Row] = {
     ),
     "tag_continuous": Row(
         "tag_continuous_ppo",
-        functools.partial(against_others, episodes=64, greedy=False, scripts=("chase_nearest", "flee_nearest")),
+        functools.partial(against_others, episodes=64, greedy=False,
+            scripts=("chase_nearest", "flee_nearest")),
         {
             "runners left by trained taggers": Target(0, at_least=False),
             "last step of trained taggers": Target(180, at_least=False),
@@ -160,8 +168,11 @@ ROWS: dict[str, Row] = {
             "flee_nearest left by trained taggers": Target(0, at_least=False),
             "last step against flee_nearest": Target(150, at_least=False),
         },
-        note="The opponents of both policies change during training, which causes the steps in the curves. Until 6.5 M "
-        "env steps, the runners of nine of ten episodes are the first, random ones. From 7 M on it is three of ten, "
-        "and in half of the episodes the taggers are the first ones. The steps do not measure how well taggers hunt.",
+        note="The opponents of both policies change during training, which causes the steps "
+             "in the curves. Until 6.5 M "
+        "env steps, the runners of nine of ten episodes are the first, random ones. From 7 M "
+        "on it is three of ten, "
+        "and in half of the episodes the taggers are the first ones. The steps do not measure "
+        "how well taggers hunt.",
     ),
 }  # fmt: skip

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]  # a line of metrics.jsonl
 POINTS = 100  # per line over runs with different env steps
 LINES = [COLORS[name][0] for name in ("blue", "orange", "green", "magenta", "red", "grey")]
-BAND = "the band is the 95 % bootstrap interval of the interquartile mean (of the mean with fewer than four seeds)"
+BAND = (
+    "the band is the 95 % bootstrap interval of the interquartile mean (of the mean with "
+    "fewer than four seeds)"
+)
 SPEED = "training speed [env steps/s]"
 
 
@@ -139,7 +142,8 @@ def _draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -
     style = "o" if known.sum() == 1 else style
     faint = 1.0 if style == "-" else 0.7
     axes.plot(
-        curve.steps[known], curve.middle[known], style, label=as_label(f"{tail(name)}{seeds}".strip()), color=color,
+        curve.steps[known], curve.middle[known], style,
+        label=as_label(f"{tail(name)}{seeds}".strip()), color=color,
         alpha=faint, markersize=4,
     )  # fmt: skip
     axes.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)

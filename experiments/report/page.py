@@ -30,7 +30,8 @@ summary {{ cursor: pointer; color: var(--blue) }}
 .matrices {{ display: flex; flex-wrap: wrap; gap: 0 32px }} .matrices td + td {{ padding: 2px 8px !important }}
 iframe {{ color-scheme: normal }}
 """
-NUMBER = rf'(?<=</td><td style="{CELL})">(-?\d+\.\d+) ±'  # in a cell after the first, which names a player
+# in a cell after the first one, the name of a player
+NUMBER = rf'(?<=</td><td style="{CELL})">(-?\d+\.\d+) ±'
 
 
 @dataclasses.dataclass(frozen=True)

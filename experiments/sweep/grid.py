@@ -89,7 +89,8 @@ def sweep(
     }
     kind = functools.partial(train_grid, members=members, populations=populations, metric=metric)
     return drive(
-        kind, asked, members, workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks
+        kind, asked, members, workdir, resume, devices, members_at_once, quiet, stop, trust,
+        callbacks
     )  # fmt: skip
 
 

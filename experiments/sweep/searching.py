@@ -128,7 +128,8 @@ def search(  # noqa: D417  (as for `sweep`)
         return run_trials(running, own, base, seeds, trials, batch, halving, metric)
 
     return drive(
-        kind, asked, possible, workdir, resume, devices, members_at_once, quiet, stop, trust, callbacks
+        kind, asked, possible, workdir, resume, devices, members_at_once, quiet, stop, trust,
+        callbacks
     )  # fmt: skip
 
 

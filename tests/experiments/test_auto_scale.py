@@ -19,7 +19,8 @@ from wdjax.train import Trainer, load_config
 from wdjax.train.devices.memory import bytes_free, host_memory
 from wdjax.train.storage.folder import load_run_config
 
-CONFIG = load_config("cartpole", num_envs=8, rollout_length=16, total_env_steps=10**9, updates_per_chunk=1,
+CONFIG = load_config("cartpole", num_envs=8, rollout_length=16, total_env_steps=10**9,
+    updates_per_chunk=1,
                      **{"policies.agent.network.hidden_sizes": [8]})  # fmt: skip
 
 
@@ -187,8 +188,10 @@ def test_several_processes_are_refused(monkeypatch):
 def test_the_command_stores_the_chosen_size(tmp_path, quick, capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     arguments = [
-        "train", "cartpole_ppo", "--workdir", str(tmp_path / "run"), "--auto-scale", "--num-envs", "4",
-        "--rollout-length", "16", "--updates-per-chunk", "1", "--policies.agent.network.hidden-sizes", "8",
+        "train", "cartpole_ppo", "--workdir", str(tmp_path / "run"), "--auto-scale", "--num-envs",
+        "4",
+        "--rollout-length", "16", "--updates-per-chunk", "1",
+        "--policies.agent.network.hidden-sizes", "8",
         "--best-metric", "none", "--total-env-steps", str(20 * 8 * 16),
     ]  # fmt: skip
     main(arguments)

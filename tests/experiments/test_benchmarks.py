@@ -24,9 +24,11 @@ A2C, PPO = ("A2C", "relu", 1, 1), ("PPO", "tanh", 4, 4)
 # Row -> (environment, its groups, replicas, steps of a rollout, hidden layers, (algorithm,
 # activation, epochs, minibatches) of every policy, tier -> (others, must, aim)), by hand.
 TRAINED = {
-    "tag_gridworld": ("tag_gridworld", (4, 1), 2_000, 100, (32, 32), A2C, {"training": (2.90 * M, 60 * M, 150 * M)}),
+    "tag_gridworld": ("tag_gridworld", (4, 1), 2_000, 100, (32, 32), A2C,
+        {"training": (2.90 * M, 60 * M, 150 * M)}),
     "tag_continuous": (
-        "tag_continuous", (10, 100), 100, 250, (256, 256), A2C, {"training": (42_600, 800_000, 1.2 * M)},
+        "tag_continuous", (10, 100), 100, 250, (256, 256), A2C,
+        {"training": (42_600, 800_000, 1.2 * M)},
     ),
     "tag_continuous_105": (
         "tag_continuous", (5, 100), 2_000, 50, (256, 256), A2C,
@@ -40,17 +42,23 @@ TRAINED = {
         "tag_gridworld", (999, 1), 2_000, 10, (32, 32), A2C,
         {"stepping": (3.79 * M, 20 * M, 40 * M), "training": (300_000, 1.5 * M, 4 * M)},
     ),
-    "cartpole_a2c": ("cartpole", (), 10_000, 50, (32, 32), A2C, {"training": (8.9 * M, 250 * M, 500 * M)}),
-    "acrobot_a2c": ("acrobot", (), 10_000, 50, (32, 32), A2C, {"training": (12.7 * M, 220 * M, 500 * M)}),
-    "cartpole_ppo": ("cartpole", (), 10_000, 128, (64, 64), PPO, {"training": (47 * M, 95 * M, 200 * M)}),
-    "cartpole_ppo_256_seeds": ("cartpole", (), 4, 128, (64, 64), PPO, {"training": (16.2 * M, 33 * M, 65 * M)}),
+    "cartpole_a2c": ("cartpole", (), 10_000, 50, (32, 32), A2C,
+        {"training": (8.9 * M, 250 * M, 500 * M)}),
+    "acrobot_a2c": ("acrobot", (), 10_000, 50, (32, 32), A2C,
+        {"training": (12.7 * M, 220 * M, 500 * M)}),
+    "cartpole_ppo": ("cartpole", (), 10_000, 128, (64, 64), PPO,
+        {"training": (47 * M, 95 * M, 200 * M)}),
+    "cartpole_ppo_256_seeds": ("cartpole", (), 4, 128, (64, 64), PPO,
+        {"training": (16.2 * M, 33 * M, 65 * M)}),
     "rice": ("rice", (27,), 100, 100, (256, 256), A2C, {}),
 }  # fmt: skip
 WORLDS = {"covid_economy", "taxed_commons"}  # their presets for more replicas, without targets
 PLAYED = {
-    "cartpole_1m": (10.1 * G, 2, 5), "acrobot_1m": (2.7 * G, 2, 5), "mountain_car_1m": (21 * G, 2, 5),
+    "cartpole_1m": (10.1 * G, 2, 5), "acrobot_1m": (2.7 * G, 2, 5),
+    "mountain_car_1m": (21 * G, 2, 5),
     "continuous_mountain_car_1m": None, "pendulum_1m": (12.6 * G, 2, 5),
-    "cartpole_10k": (393 * M, 3, 10), "acrobot_10k": (248 * M, 3, 10), "mountain_car_10k": (481 * M, 3, 10),
+    "cartpole_10k": (393 * M, 3, 10), "acrobot_10k": (248 * M, 3, 10),
+    "mountain_car_10k": (481 * M, 3, 10),
     "continuous_mountain_car_10k": None, "pendulum_10k": (457 * M, 3, 10),
 }  # fmt: skip
 PLAYED |= {f"{name}_play": target for name, target in PLAYED.items()}
@@ -267,7 +275,8 @@ def test_median_and_spread():
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(None, "-"), (17.34e9, "17.3 G"), (1.2e6, "1.20 M"), (999.6e3, "1.00 M"), (42_600, "42.6 k"), (158e3, "158 k"),
+    [(None, "-"), (17.34e9, "17.3 G"), (1.2e6, "1.20 M"), (999.6e3, "1.00 M"), (42_600, "42.6 k"),
+        (158e3, "158 k"),
      (12, "12.0"), (0.5, "0.50")],
 )  # fmt: skip
 def test_short_numbers(value, words):

@@ -22,7 +22,8 @@ from wdjax.train.host.failures import FailedCheckError
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 TINY = [
-    "--num-envs", "4", "--rollout-length", "8", "--total-env-steps", "64", "--updates-per-chunk", "1",
+    "--num-envs", "4", "--rollout-length", "8", "--total-env-steps", "64", "--updates-per-chunk",
+    "1",
     "--checkpoint-every", "1", "--env-params.episode-length", "10",
     "--policies.tagger.network.hidden-sizes", "8", "--policies.runner.network.hidden-sizes", "8",
 ]  # fmt: skip
@@ -79,7 +80,8 @@ cli.main(["train", "tag_small", "--workdir", *sys.argv[1:]])
 
 @pytest.mark.parametrize(("flags", "said"), [
     ([], {"connected": False, "flax": False}),
-    (["--num-processes", "1", "--process-id", "0", "--coordinator", "here:1"], {"connected": True, "flax": True}),
+    (["--num-processes", "1", "--process-id", "0", "--coordinator", "here:1"],
+        {"connected": True, "flax": True}),
 ])  # fmt: skip
 def test_the_device_starts_during_imports_or_after_connecting(flags, said, tmp_path):
     command = [sys.executable, "-c", ORDER, str(tmp_path), *flags]
@@ -89,12 +91,15 @@ def test_the_device_starts_during_imports_or_after_connecting(flags, said, tmp_p
 
 
 @pytest.mark.parametrize(("arguments", "at_once"), [
-    (["tag_small"], True), (["tag_small", "--num-envs", "8", "--resume", "--debug"], True), ([], False),
+    (["tag_small"], True), (["tag_small", "--num-envs", "8", "--resume", "--debug"], True),
+    ([], False),
     (["--help"], False), (["tag_small", "--help", "ppo"], False), (["tag_small", "-h"], False),
-    (["mine.yaml"], False), (["runs/a"], False), (["tag_smal"], False), (["tag_small", "--env", "my.game:Game"], False),
+    (["mine.yaml"], False), (["runs/a"], False), (["tag_smal"], False),
+    (["tag_small", "--env", "my.game:Game"], False),
     (["tag_small", "--env", "announced"], False), (["tag_small", "--env=announced"], False),
     (["tag_small", "--env-params.episode-length", "9"], True),
-    (["tag_small", "--deterministic"], False), (["tag_small", "--dry_run"], False), (["tag_small", "--trust=a"], False),
+    (["tag_small", "--deterministic"], False), (["tag_small", "--dry_run"], False),
+    (["tag_small", "--trust=a"], False),
     (["tag_small", "--process_id=0"], False), (["tag_small", "--callbacks", "my:f"], False),
 ])  # fmt: skip
 def test_a_device_starts_early_only_without_flags_for_jax(arguments, at_once, monkeypatch):
@@ -162,7 +167,8 @@ def test_eval_between_checkpoints_and_scripts(run, capsys, tmp_path, monkeypatch
         (a, b) for a in players for b in players[:3]
     ]  # a script plays its own group only
     assert {line["quantity"] for line in lines} == {
-        "time_to_tag", "tags", "length", "tagger return", "runner return", "tagger agent return", "runner agent return"
+        "time_to_tag", "tags", "length", "tagger return", "runner return", "tagger agent return",
+        "runner agent return"
     }  # fmt: skip
     assert all(float(line["mean"]) <= 10 for line in lines if line["quantity"] == "length")
     assert list(lines[0])[3:] == ["mean", "standard_error", *(f"quantile_{q}" for q in QUANTILES)]

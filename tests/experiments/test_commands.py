@@ -51,7 +51,10 @@ def a_run(folder, metrics, **changes):
 
 def test_diff_lists_differences_without_imports(tmp_path, capsys):
     first = a_run(tmp_path / "a", '{"env_steps": 8, "agent/episode_return": 1.5, "loss": 3}\n')
-    rows = '{"env_steps": 4, "agent/episode_return": 2.25}\n{"env_steps": 8, "agent/episode_return": null}\n'
+    rows = (
+        '{"env_steps": 4, "agent/episode_return": 2.25}\n{"env_steps": 8, '
+        '"agent/episode_return": null}\n'
+    )
     second = a_run(
         tmp_path / "b", rows, rollout_length=64, policies={"agent": {"gamma": 0.9, "clip": 0.3}}
     )
@@ -62,7 +65,8 @@ def test_diff_lists_differences_without_imports(tmp_path, capsys):
         if line.startswith("│")
     ]
     assert [[word.strip() for word in line] for line in lines] == [
-        ["policies.agent.clip", "0.2", "0.3"], ["rollout_length", "128", "64"], ["agent/episode_return", "1.5", "2.25"]
+        ["policies.agent.clip", "0.2", "0.3"], ["rollout_length", "128", "64"],
+        ["agent/episode_return", "1.5", "2.25"]
     ]  # fmt: skip
     main(["diff", first, first])
     assert capsys.readouterr().out.strip() == "The configurations are the same"
@@ -116,7 +120,10 @@ def test_completion_in_a_shell(capsys, tmp_path):
     (tmp_path / "script").write_text(capsys.readouterr().out)
 
     def completed(*words):
-        line = f"COMP_WORDS=(wdjax {' '.join(words)}); COMP_CWORD={len(words)}; _wdjax; echo ${{COMPREPLY[@]}}"
+        line = (
+            f"COMP_WORDS=(wdjax {' '.join(words)}); COMP_CWORD={len(words)}; _wdjax; echo "
+            f"${{COMPREPLY[@]}}"
+        )
         command = ["bash", "-c", f". {tmp_path}/script; {line}"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
@@ -149,7 +156,8 @@ COMMAND = f"{sys.executable} -m wdjax.experiments.cli"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", ["train cartpole_ppo --workdir new", "train cartpole_ppo --dry-run", "eval reference:cartpole",
+    "command",
+    ["train cartpole_ppo --workdir new", "train cartpole_ppo --dry-run", "eval reference:cartpole",
                 "render reference:cartpole", "sweep cartpole_ppo --seeds 2 --workdir new"],
 )  # fmt: skip
 def test_a_device_that_is_missing_is_one_sentence(command, tmp_path):
@@ -238,14 +246,14 @@ def test_a_dry_run_describes_the_run(capsys, monkeypatch, tmp_path):
     parameters = trunks * (4 * 8 + 8) + (8 * 2 + 2) + (8 + 1)
     assert f"{updates:,} updates of {config.env_steps_per_update:,} env steps" in out
     assert (
-        f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} transitions per update"
-        in out
+        f"agent: PPO, {parameters:,} parameters; {config.env_steps_per_update:,} transitions "
+        f"per update" in out
     )
     options = own.options
     times = options.epochs * options.minibatches
     assert (
-        f"{times:,} gradient steps on {config.env_steps_per_update // options.minibatches:,} transitions each, "
-        in out
+        f"{times:,} gradient steps on {config.env_steps_per_update // options.minibatches:,} "
+        f"transitions each, " in out
     )
     assert f", {times * updates:,} in the run" in out
     assert "of memory per device" in out

@@ -21,7 +21,8 @@ from wdjax.train.storage.folder import plain_config
 from wdjax.version import __version__
 
 MODULES = (
-    "nest_asyncio", "libtpu", "winreg", "queue", "yaml", "jax", "numpy", "rich", "tyro", "sitecustomize", "optuna",
+    "nest_asyncio", "libtpu", "winreg", "queue", "yaml", "jax", "numpy", "rich", "tyro",
+    "sitecustomize", "optuna",
     "IPython", "pandas", "ipywidgets", "torch", "google",
 )  # fmt: skip
 PACKAGES = ("gymnax", "jaxmarl", "jax_plugins.evil")
@@ -104,8 +105,10 @@ def test_no_file_of_the_current_folder_runs_in_any_command(strange):
     _, ran = run_commands(
         strange, ["train", "tag_gridworld", "--dry-run"], ["train", "tag_gridworld", *run, *SIZE],
         ["train", "tag_gridworld", *run, *SIZE, "--resume"], ["eval", "run", "--episodes", "4"],
-        ["render", "run", "--output", "run/a.html"], ["report", "run"], ["export", "run"], ["diff", "run", "run"],
-        ["sweep", "cartpole_ppo", "--seeds", "2", "--workdir", "sweep", "--set", "num_envs=8", "--set", "num_blocks=4",
+        ["render", "run", "--output", "run/a.html"], ["report", "run"], ["export", "run"],
+        ["diff", "run", "run"],
+        ["sweep", "cartpole_ppo", "--seeds", "2", "--workdir", "sweep", "--set", "num_envs=8",
+            "--set", "num_blocks=4",
          "--set", "rollout_length=4", "--set", "total_env_steps=64"],
         ["bench", "cartpole_10k", "--small", "--repeats", "1"],
     )  # fmt: skip
@@ -122,7 +125,8 @@ def test_a_module_that_the_user_names_is_found_in_the_current_folder(strange):
     (strange / "mine.yaml").write_text(yaml.safe_dump(preset))
     trusted, own = ["--trust", "my_env"], ["--callbacks", "my_callback:f"]
     out, ran = run_commands(
-        strange, ["train", "mine.yaml", "--workdir", "a", *own], ["eval", "a", "--episodes", "2", *trusted],
+        strange, ["train", "mine.yaml", "--workdir", "a", *own],
+        ["eval", "a", "--episodes", "2", *trusted],
         ["train", "cartpole_ppo", "--env", "my_env:Env", "--workdir", "b", *SIZE, "--no-pictures"],
         ["render", "a", "--output", "a.html", *trusted], ["report", "a", *trusted],
         ["sweep", "mine.yaml", "--seeds", "2", "--workdir", "sweep"],
@@ -221,7 +225,8 @@ def test_the_current_folder_is_on_the_path_for_one_import_only(strange, monkeypa
     assert import_named("env", "mine_alone:path") == [*before, os.getcwd()]
     assert sys.path == before
     assert import_named("env", "pathlib:Path") is Path
-    assert [lies_here(name) for name in ("mine_alone", "linked", "pathlib", "math", "wdjax", "nowhere")] == [
+    assert [lies_here(name) for name in ("mine_alone", "linked", "pathlib", "math", "wdjax",
+        "nowhere")] == [
         True, True, False, False, False, False
     ]  # fmt: skip
     for name in ("mine_alone", "helper_alone"):

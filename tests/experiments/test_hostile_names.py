@@ -39,8 +39,10 @@ from wdjax.train.host.plots import save_curves, save_opponents
 
 NAMES = (
     "a[0]b", "[red]x[-red]", "[", "]", "*", "?", "z*?", "**", "$x$", "$", "$x^{$", "$(id)",
-    "%20", "%s%d", "100%", "'", '"', "q'x\"y", "sp ace", " lead", "trail ", "tab\tin", "ü日本", "\U0001f600", "e\u0301",
-    "-dash", "--resume", "{0}", "{", "}", "~t", "c~", "#a", "a|b", ";ls", "`id`", "file:", "http:", "<b>&amp;",
+    "%20", "%s%d", "100%", "'", '"', "q'x\"y", "sp ace", " lead", "trail ", "tab\tin", "ü日本",
+    "\U0001f600", "e\u0301",
+    "-dash", "--resume", "{0}", "{", "}", "~t", "c~", "#a", "a|b", ";ls", "`id`", "file:", "http:",
+    "<b>&amp;",
     "u" * 200,
 )  # fmt: skip
 POLICIES = ("[red]x[-red]", "$x^{$")
@@ -59,8 +61,10 @@ def noted(names):
 
 def preset(policy):
     return {
-        "env": "noted", "num_envs": 2, "rollout_length": 4, "total_env_steps": 16, "updates_per_chunk": 1,
-        "eval_episodes": 2, "policies": {policy: {"agents": ["agent"], "network": {"hidden_sizes": [4]}}},
+        "env": "noted", "num_envs": 2, "rollout_length": 4, "total_env_steps": 16,
+        "updates_per_chunk": 1,
+        "eval_episodes": 2,
+        "policies": {policy: {"agents": ["agent"], "network": {"hidden_sizes": [4]}}},
     }  # fmt: skip
 
 

@@ -150,7 +150,8 @@ def result_of(*values, env_steps=100):
     [
         (Target(2.0), (1.0, 3.0), []),
         (Target(2.0), (1.0, 2.9), ["row: number, mean, is 1.95: must be at least 2"]),
-        (Target(2.0, every_seed=True), (1.0, 3.0), ["row: number, seed 0, is 1: must be at least 2 for every seed"]),
+        (Target(2.0, every_seed=True), (1.0, 3.0),
+            ["row: number, seed 0, is 1: must be at least 2 for every seed"]),
         (Target(2.0, at_least=False), (1.0, 3.0), []),
         (Target(2.0, at_least=False), (2.0, 3.0), ["row: number, mean, is 2.5: must be at most 2"]),
         (Target(2.0, at_least=False, every_seed=True), (2.0, math.inf),
@@ -184,7 +185,8 @@ def test_band():
         [sentence] = leaves_band("row", result_of(outside), stored)
         assert (
             sentence
-            == f"row: number, mean, is {outside:,.6g}: outside the stored band {low:,.6g} .. {high:,.6g}"
+            == f"row: number, mean, is {outside:,.6g}: outside the stored band {low:,.6g} .. "
+            f"{high:,.6g}"
         )
     assert leaves_band("row", result_of(1.0), None) == [
         "row: no stored result. Store one with --update."
@@ -260,7 +262,8 @@ def test_curve_by_hand():
 
 
 def test_knots_of_schedules():
-    policy = {"gamma": 0.9, "network": {"hidden_sizes": [64]}, "lr": [[0, 1.0], [30, 0.5], [40, 0.1]], "x": [],
+    policy = {"gamma": 0.9, "network": {"hidden_sizes": [64]},
+        "lr": [[0, 1.0], [30, 0.5], [40, 0.1]], "x": [],
               "clip": [[0, 1.0], [30, 0.5]], "tau": [[0, 1.0], [40, 0.5]],
               "ddpg": {"noise_scale": [[20, 1.0], [30, 2.0]]}}  # fmt: skip
     assert knots(policy, 40) == {(30.0,): ["lr", "clip"], (20.0, 30.0): ["ddpg.noise_scale"]}

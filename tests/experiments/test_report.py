@@ -89,7 +89,8 @@ def test_a_curve_covers_the_env_steps_of_all_seeds():
 
 def test_runs_with_different_seeds_and_machines_are_one_group():
     fields = [
-        {"seed": 0, "policies.a.gamma": 0.9, "wdjax": "1", "made_with.jax": "2"}, {"seed": 1, "policies.a.gamma": 0.9},
+        {"seed": 0, "policies.a.gamma": 0.9, "wdjax": "1", "made_with.jax": "2"},
+        {"seed": 1, "policies.a.gamma": 0.9},
         {"seed": 0, "policies.a.gamma": 0.5, "updates_per_chunk": 3},
     ]  # fmt: skip
     assert group_runs("abc", fields) == {"gamma 0.9": [0, 1], "gamma 0.5": [2]}
@@ -164,7 +165,9 @@ def test_a_member_of_a_sweep_has_no_speed():
     ([], "wdjax report needs a run, the folder"),
     (["{}/none"], "none contains no run: "),
     (["{}/empty"], "empty has nothing to report yet: metrics.jsonl is empty"),
-    (["{}/words"], "words/metrics.jsonl, line 2: agent/episode_return = '2': must be a number within the range of"),
+    (["{}/words"],
+        "words/metrics.jsonl, line 2: agent/episode_return = '2': must be a number within the "
+        "range of"),
     (["{}/huge"], "huge/metrics.jsonl, line 1: agent/episode_return = 100000"),
     (["{}/steps"], "steps/metrics.jsonl, line 1: env_steps = None: must be a number"),
     (["{}/bytes"], "bytes/metrics.jsonl, line 1, is not valid JSON"),
@@ -218,12 +221,16 @@ def test_the_page_in_a_browser(tmp_path):
             assert color == ("rgb(232, 235, 239)" if dark else "rgb(31, 41, 51)")
             assert page.run("return document.documentElement.scrollWidth") <= width
             assert page.run("return document.querySelectorAll('.panels svg').length") >= 4
-            left = "return [...document.querySelectorAll('iframe')].map(own => own.getBoundingClientRect().left)"
+            left = (
+                "return [...document.querySelectorAll('iframe')].map(own => "
+                "own.getBoundingClientRect().left)"
+            )
             assert len(set(page.run(left))) == (
                 1 if width == 400 else 2
             )  # one below the other, or side by side
             page.run(
-                f"{inside}(\"by('scrub').value = 1; by('scrub').dispatchEvent(new Event('input'))\")"
+                f"{inside}(\"by('scrub').value = 1; by('scrub').dispatchEvent(new "
+                f"Event('input'))\")"
             )
             assert page.run(f"return {inside}('state.frame')") == 1
             page.run(f"{inside}('page.fps = 1000; play(true)')")

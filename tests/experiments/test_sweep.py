@@ -281,7 +281,8 @@ def test_copies_change_their_values_within_bounds():
 
 def test_the_last_score_is_kept_and_copied_without_an_episode():
     before = [{"member": 0, "score": 1.0, "parent": 2}, {"member": 1, "score": 5.0, "parent": None},
-              {"member": 2, "score": 7.0, "parent": None}, {"member": 3, "score": None, "parent": None}]  # fmt: skip
+              {"member": 2, "score": 7.0, "parent": None},
+              {"member": 3, "score": None, "parent": None}]  # fmt: skip
     rows = [{"x": None}, {"x": None}, {"x": 3.0}, {"x": None}]
     assert current_scores(rows, before, "x") == [7.0, 5.0, 3.0, None]
     assert current_scores(rows, [], "x") == [None, None, 3.0, None]

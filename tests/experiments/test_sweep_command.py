@@ -45,7 +45,8 @@ def called(monkeypatch, tmp_path):
 
 
 COMMON = {
-    "workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False, "quiet": False,
+    "workdir": Path("runs/sweep_cartpole_ppo"), "metric": None, "devices": 0, "resume": False,
+    "quiet": False,
     "trust": (), "callbacks": (),
 }  # fmt: skip
 
@@ -59,8 +60,10 @@ def test_arguments_of_a_grid(called, tmp_path):
     file = tmp_path / "points.yaml"
     file.write_text(f"- {{{RATE}: 1e-2, num_envs: 2}}")
     name, own, options = called(
-        "--point", f"{RATE}=1e-3", "num_envs=4", "--point", f"{RATE}=3e-3", "num_envs=8", "--file", str(file),
-        "--workdir", "runs/a", "--resume", "--metric", "loss", "--devices", "2", "--members-at-once", "3",
+        "--point", f"{RATE}=1e-3", "num_envs=4", "--point", f"{RATE}=3e-3", "num_envs=8", "--file",
+        str(file),
+        "--workdir", "runs/a", "--resume", "--metric", "loss", "--devices", "2",
+        "--members-at-once", "3",
     )  # fmt: skip
     points = [{RATE: 1e-3, "num_envs": 4}, {RATE: 3e-3, "num_envs": 8}, {RATE: 1e-2, "num_envs": 2}]
     assert (name, own) == ("sweep", [{}, 1, points])
@@ -76,7 +79,8 @@ def test_arguments_of_a_grid(called, tmp_path):
 
 def test_arguments_of_a_search(called):
     name, own, options = called(
-        "--search", "64", "--seeds", "2", "--set", f"{RATE}=log:1e-4:1e-2", "--batch", "8", "--halving", "3",
+        "--search", "64", "--seeds", "2", "--set", f"{RATE}=log:1e-4:1e-2", "--batch", "8",
+        "--halving", "3",
         "--rungs", "1", "--storage", "sqlite:///a.db", "--study", "cart",
     )  # fmt: skip
     assert (name, own) == ("search", [{RATE: Range("log", 1e-4, 1e-2)}, 64, 2, 8, Halving(3, 1)])
@@ -126,7 +130,8 @@ def test_help_lists_the_options_of_each_kind(capsys):
 def test_a_sweep_killed_at_random_times_ends_with_the_same_table(tmp_path, mode):
     """Six times SIGKILL, or until it is complete, also during saves."""
     config = tiny_config(
-        "cartpole", {"agent": tiny_policy("A2C")}, num_envs=4, rollout_length=16, total_env_steps=40 * 64,
+        "cartpole", {"agent": tiny_policy("A2C")}, num_envs=4, rollout_length=16,
+        total_env_steps=40 * 64,
         updates_per_chunk=1, checkpoint_every=2,
     )  # fmt: skip
     preset = tmp_path / "tiny.yaml"

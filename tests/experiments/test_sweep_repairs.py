@@ -20,7 +20,8 @@ pytestmark = [
 ]
 
 CONFIG = tiny_config(
-    "probe_signal", {"agent": tiny_policy("A2C")}, total_env_steps=4 * 48, updates_per_chunk=1, checkpoint_every=1,
+    "probe_signal", {"agent": tiny_policy("A2C")}, total_env_steps=4 * 48, updates_per_chunk=1,
+    checkpoint_every=1,
     env_params={"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True},
 )  # fmt: skip
 RATE = "policies.agent.learning_rate"
@@ -203,8 +204,8 @@ def test_members_with_bad_numbers_are_reported_during_training(rule, tmp_path, c
         )
     else:
         assert (
-            "Warning: skipped 1 of 1 updates of member 2 (and 1 other members). First: non-finite losses"
-            in words
+            "Warning: skipped 1 of 1 updates of member 2 (and 1 other members). First: "
+            "non-finite losses" in words
         )
 
 

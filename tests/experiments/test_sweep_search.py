@@ -167,7 +167,8 @@ def test_the_better_half_continues(whole):
         early = {
             trial: np.mean([
                 row["agent/episode_return"]
-                for file in folder.glob("batches/*/rungs/0/*/*/metrics.jsonl") for row in read_metrics(file)
+                for file in folder.glob("batches/*/rungs/0/*/*/metrics.jsonl")
+                for row in read_metrics(file)
                 if row["member"] // 2 == trial
             ])
             for trial in batch
@@ -210,7 +211,8 @@ def test_an_interrupted_search_ends_with_the_same_table(whole, tmp_path, looks):
 def test_invalid_combinations_fail_and_the_search_continues(tmp_path, monkeypatch):
     """6 replicas and 4 blocks are each valid, but not in combination."""
     trained = []
-    monkeypatch.setattr(trials, "train_trials", lambda running, folder, members, *_: trained.extend(members) or (
+    monkeypatch.setattr(trials, "train_trials", lambda running, folder, members,
+        *_: trained.extend(members) or (
         [Trial(member.point, 1.0, False, ((10, 1.0),)) for member in members], []
     ))  # fmt: skip
     monkeypatch.setattr(trials, "conclude", lambda *_: None)
@@ -254,8 +256,10 @@ def test_bad_searches_are_refused_before_anything_is_written(tmp_path, arguments
 def test_two_processes_share_a_journal_file(tmp_path):
     """Two workers train twelve trials, each trial once, and both tables contain all of them."""
     command = [
-        sys.executable, "-m", "wdjax.experiments.cli", "sweep", "cartpole_ppo", "--search", "12", "--batch", "2",
-        "--set", f"{RATE}=log:1e-4:1e-2", "--set", "rollout_length=32", "--set", "total_env_steps=1024",
+        sys.executable, "-m", "wdjax.experiments.cli", "sweep", "cartpole_ppo", "--search", "12",
+        "--batch", "2",
+        "--set", f"{RATE}=log:1e-4:1e-2", "--set", "rollout_length=32", "--set",
+        "total_env_steps=1024",
         "--set", "updates_per_chunk=8", "--storage", str(tmp_path / "journal.log"),
     ]  # fmt: skip
     workers = [

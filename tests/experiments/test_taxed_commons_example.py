@@ -40,8 +40,10 @@ def test_without_a_tax_the_planner_learns_nothing(trained):
     learner, (untaxed, taxed) = trained
     start = learner.init(jax.random.key(0)).policies["planner"].params
     # but for its very first row, seen before the rule was known to the state
-    moved = [max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (start, state.policies["planner"].params)),
-                                                     strict=True)) for state in (untaxed, taxed)]  # fmt: skip
+    moved = [max(np.abs(a - b).max() for a,
+        b in zip(*map(jax.tree.leaves, (start, state.policies["planner"].params)),
+                                                     strict=True)) for state in (untaxed,
+                                                     taxed)]  # fmt: skip
     assert moved[0] < 0.02 < moved[1]
 
 

@@ -43,11 +43,14 @@ def test_a_console_prints_texts_as_they_are():
 
 
 @pytest.mark.parametrize("words", [
-    ["report", "{}"], ["eval", "{}"], ["render", "{}"], ["export", "{}"], ["diff", "{}", "cartpole_ppo"],
-    ["train", "{}/config.yaml"], ["train", "{}/config.yaml", "--help", "all"], ["sweep", "{}/config.yaml"],
+    ["report", "{}"], ["eval", "{}"], ["render", "{}"], ["export", "{}"],
+    ["diff", "{}", "cartpole_ppo"],
+    ["train", "{}/config.yaml"], ["train", "{}/config.yaml", "--help", "all"],
+    ["sweep", "{}/config.yaml"],
 ])  # fmt: skip
 @pytest.mark.parametrize("config", [
-    {"env": "a\x1b[31mb"}, {"a\x1b[31mb": 3}, {"env": "cartpole", "policies": {"a\x1b[31mb": {"clip": "\x1b[31m"}}},
+    {"env": "a\x1b[31mb"}, {"a\x1b[31mb": 3},
+    {"env": "cartpole", "policies": {"a\x1b[31mb": {"clip": "\x1b[31m"}}},
 ])  # fmt: skip
 def test_no_escape_sequence_of_a_stranger_reaches_the_terminal(tmp_path, words, config, capsys):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

@@ -171,7 +171,7 @@ class Population:
     def split(self, folder: Path, most: int = 0) -> list[tuple[Path, "Population"]]:
         """Split into batches that fit into memory, for `train`.
 
-        Their size is stored in the folder, so that a resumed population is split into the same ones.
+        Their size is stored in the folder, so that a resumed population is split in the same way.
 
         Args:
             folder: contains the folders of the batches, 000, 001, ...
