@@ -17,7 +17,6 @@ from wdjax.experiments.auto_scale import (
 from wdjax.experiments.cli import main
 from wdjax.train import Trainer, load_config
 from wdjax.train.devices.memory import bytes_free, host_memory
-from wdjax.train.storage.folder import load_run_config
 
 CONFIG = load_config("cartpole", num_envs=8, rollout_length=16, total_env_steps=10**9,
     updates_per_chunk=1,
@@ -195,11 +194,11 @@ def test_the_command_stores_the_chosen_size(tmp_path, quick, capsys, monkeypatch
         "--best-metric", "none", "--total-env-steps", str(20 * 8 * 16),
     ]  # fmt: skip
     main(arguments)
-    found = load_run_config(tmp_path / "run")
+    found = load_config(tmp_path / "run" / "config.yaml")
     assert found.num_envs in (4, 8)  # 16 would leave 10 updates
     said = " ".join(capsys.readouterr().out.split())
     assert "leaves only 10 updates" in said
     assert "<- chosen" in said
     main([*arguments, "--resume"])  # the size of the run that is there, without another search
     assert "chosen" not in capsys.readouterr().out
-    assert load_run_config(tmp_path / "run") == found
+    assert load_config(tmp_path / "run" / "config.yaml") == found

@@ -15,9 +15,8 @@ from PIL import Image
 from wdjax.experiments import cli
 from wdjax.experiments.cli import main
 from wdjax.experiments.commands.matrix import other_params
-from wdjax.train import BadNumbersError, Player, Trainer, load_run
+from wdjax.train import BadNumbersError, FailedCheckError, Player, Trainer, load_run
 from wdjax.train.evaluation.episodes import QUANTILES
-from wdjax.train.host.failures import FailedCheckError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -13,9 +13,7 @@ from wdjax.experiments.cli import call, cost_of, main
 from wdjax.experiments.commands.diff import differing
 from wdjax.experiments.commands.dry_run import changed_fields, dry_run
 from wdjax.experiments.commands.help import help_topic
-from wdjax.train import list_presets, load_config, load_run
-from wdjax.train.load import change_config
-from wdjax.train.storage.folder import plain_config
+from wdjax.train import change_config, list_presets, load_config, load_run, plain_config
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,7 @@ from wdjax.envs import LIBRARIES
 from wdjax.experiments.cli import USAGE, main
 from wdjax.experiments.commands.train import next_commands
 from wdjax.named import import_named, lies_here
-from wdjax.train import load_config, load_run
-from wdjax.train.storage.folder import plain_config
+from wdjax.train import load_config, load_run, plain_config
 from wdjax.version import __version__
 
 MODULES = (

@@ -32,9 +32,8 @@ from wdjax.experiments.reference.rows import (
     first_reached,
     greedy_return,
 )
-from wdjax.train import evaluate, load_config, load_run, make_learner
+from wdjax.train import change_config, evaluate, load_config, load_run, make_learner
 from wdjax.train.learner import setup as setups
-from wdjax.train.load import change_config
 from wdjax.yaml_reader import read_yaml
 
 # The learning table: targets of the numbers of a row, and the maximum of env steps.

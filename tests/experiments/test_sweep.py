@@ -13,8 +13,8 @@ from probes import tiny_config, tiny_policy
 from refusals import refusal
 from stopping import EndsAfter, Killed
 
-from wdjax.experiments.sweep import evolve, load_member, read_table, sweep
-from wdjax.experiments.sweep.pbt import Selection, choose_parents, current_scores, explore
+from wdjax.experiments.sweep import Selection, evolve, load_member, read_table, sweep
+from wdjax.experiments.sweep.pbt import choose_parents, current_scores, explore
 from wdjax.train import load_run, read_metrics
 from wdjax.train.population import programs
 from wdjax.train.storage.folder import SWEEP, hold_folder

@@ -1,5 +1,6 @@
 """The command wdjax sweep: its arguments, its help, and SIGKILL at random times."""
 
+import json
 import random
 import signal
 import subprocess
@@ -12,11 +13,9 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.experiments import cli
 from wdjax.experiments import sweep as kinds
+from wdjax.experiments.sweep import Halving, Selection
 from wdjax.experiments.sweep.members import Range
-from wdjax.experiments.sweep.pbt import Selection
-from wdjax.experiments.sweep.searching import Halving
-from wdjax.train import load_config, load_run
-from wdjax.train.storage.folder import dump_config
+from wdjax.train import load_config, load_run, plain_config
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE = "policies.agent.learning_rate"
@@ -135,7 +134,7 @@ def test_a_sweep_killed_at_random_times_ends_with_the_same_table(tmp_path, mode)
         updates_per_chunk=1, checkpoint_every=2,
     )  # fmt: skip
     preset = tmp_path / "tiny.yaml"
-    preset.write_text(dump_config(config))
+    preset.write_text(json.dumps(plain_config(config)))  # JSON is YAML
 
     def run(workdir, *options):
         arguments = [*mode, "--set", f"{RATE}=1e-3,1e-2", "--workdir", str(workdir), *options]

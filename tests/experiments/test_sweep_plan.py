@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-from wdjax.experiments.sweep.grid import sweep
+from wdjax.experiments.sweep import Halving, Selection, evolve, read_table, sweep
 from wdjax.experiments.sweep.members import (
     Range,
     make_members,
@@ -19,8 +19,8 @@ from wdjax.experiments.sweep.members import (
     parse_values,
     read_settings,
 )
-from wdjax.experiments.sweep.pbt import Selection, bounds_of, draw_members, evolve
-from wdjax.experiments.sweep.searching import Halving, rung_ends, survivors, trial_scores
+from wdjax.experiments.sweep.pbt import bounds_of, draw_members
+from wdjax.experiments.sweep.searching import rung_ends, survivors, trial_scores
 from wdjax.experiments.sweep.table import (
     best_member,
     best_points,
@@ -30,7 +30,6 @@ from wdjax.experiments.sweep.table import (
     last_known,
     point_table,
     point_words,
-    read_table,
     varied_fields,
     write_table,
 )

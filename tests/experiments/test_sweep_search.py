@@ -12,7 +12,7 @@ from probes import tiny_config, tiny_policy
 from refusals import refusal
 from stopping import EndsAfter
 
-from wdjax.experiments.sweep import read_table, search
+from wdjax.experiments.sweep import Halving, read_table, search
 from wdjax.experiments.sweep import searching as trials
 from wdjax.experiments.sweep.members import parse_settings
 from wdjax.experiments.sweep.optuna_study import (
@@ -22,7 +22,6 @@ from wdjax.experiments.sweep.optuna_study import (
     point_of,
     require_optuna,
 )
-from wdjax.experiments.sweep.searching import Halving
 from wdjax.train import load_run, read_metrics
 
 optuna = pytest.importorskip("optuna")
