@@ -18,11 +18,11 @@ from wdjax.train import (
     CompiledRun,
     TrainConfig,
     TrainState,
+    bytes_free,
     change_config,
     compile_run,
     make_learner,
 )
-from wdjax.train.devices.memory import bytes_free
 
 WORTH = 1.05  # smallest increase in speed for which a size is doubled
 FEWEST_UPDATES = 20  # a run must keep this many to learn

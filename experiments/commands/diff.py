@@ -23,8 +23,7 @@ from wdjax.train import (
     read_config,
     read_metrics,
 )
-from wdjax.train.config.facts import default_of, in_env_steps
-from wdjax.train.state.registry import known_fields
+from wdjax.train.config.facts import in_env_steps
 from wdjax.yaml_reader import flat, read_yaml
 
 CONFIG = "config.yaml"  # of a run
@@ -64,10 +63,11 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     Of a policy that some runs lack, these are its algorithm and the fields not at their defaults.
     """
     first, names = runs[0], dict.fromkeys(itertools.chain.from_iterable(runs))
-    options = {name: default_of(field) for name, field in known_fields().items()}
-    plain = plain_config(TrainConfig(env="", policies={"": PolicyConfig(options=options)}))
-    usual = flat(plain["policies"][""])
-    del usual["algorithm"]
+    algorithms = {own[name] for own in runs for name in own if name.endswith(".algorithm")}
+    raw = {"env": "", "policies": {name: {"algorithm": name} for name in sorted(algorithms)}}
+    defaults = plain_config(read_config(raw, imports=False))["policies"].values()
+    usual = flat({name: value for own in defaults for name, value in own.items()})
+    usual.pop("algorithm", None)
 
     def at_default(name: str) -> bool:
         _, _, field = name.split(".", 2) if name.startswith("policies.") else ("", "", "")

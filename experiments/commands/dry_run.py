@@ -10,13 +10,13 @@ from wdjax.experiments.auto_scale import in_words
 from wdjax.train import (
     PolicyConfig,
     TrainConfig,
+    bytes_free,
     compile_run,
     complete_env_params,
     make_learner,
     plain_config,
     read_config,
 )
-from wdjax.train.devices.memory import bytes_free
 from wdjax.train.host.progress import schedule_warnings
 from wdjax.train.learning import Policy
 from wdjax.yaml_reader import flat

@@ -28,7 +28,11 @@ def bytes_needed(program: Any) -> int:
 
 
 def bytes_free(num_devices: int = 1) -> int:
-    """Return the usable free memory of a device in bytes. The devices of a CPU share its memory."""
+    """Return the usable free memory of a device in bytes, 80 % of what is free.
+
+    Args:
+        num_devices: number of devices of the run; those of a CPU share its memory.
+    """
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")
     free = host_memory() if limit is None else limit - stats.get("bytes_in_use", 0)
