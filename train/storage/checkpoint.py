@@ -54,7 +54,7 @@ class HostData(TypedDict, total=False):
 
     metrics_size: int  # bytes of metrics.jsonl
     best_score: float | None
-    best_updates: int | None  # of the best state
+    best_updates: int | None  # updates of the best state
     config: dict[str, Any]
     deterministic: bool
 
@@ -124,8 +124,8 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: Hos
         host: other content, as JSON.
 
     Raises:
-        OSError: if this checkpoint or the previous one cannot be saved, or a newer one exists,
-            because of which orbax would skip this one without an error.
+        OSError: if this checkpoint or the previous one cannot be saved, or a newer one exists:
+            orbax would skip this one without an error.
     """
     if step in manager.all_steps():
         return
@@ -216,8 +216,8 @@ def write_sizes(manager: ocp.CheckpointManager, last: bool = False) -> None:
 
     Before, the first and the `last` checkpoint of a manager are read back: the host data and the
     metadata of the arrays, which takes 15 ms for 57 arrays. Not every checkpoint is read back,
-    since orbax does not free all memory of metadata, and with several processes none is, since
-    orbax makes each read a barrier.
+    since orbax does not free all memory of metadata. With several processes, no checkpoint is,
+    since orbax makes each read a barrier.
     """
     if jax.process_index() != 0:
         return

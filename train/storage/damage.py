@@ -10,7 +10,7 @@ from wdjax.checks import one_line
 from wdjax.files import MOST_BYTES, read_json
 
 SIZES = "sizes.json"  # file in the folder of a checkpoint: name of each file -> bytes
-MOST_CHARACTERS = 200  # of the message of another library
+MOST_CHARACTERS = 200  # maximum length of a message of another library
 ARRAYS = "d"  # folder of the files with arrays, which may be large
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: whose run it holds, who may write there, and files that are whole or not there."""
+"""The folder of a run: its configuration, its lock, and files that are written atomically."""
 
 import contextlib
 import dataclasses
@@ -27,28 +27,34 @@ from wdjax.yaml_reader import flat, read_yaml
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: there nothing keeps two runs out of one folder
+except ImportError:  # Windows has no such locks: two runs can use one folder
     fcntl = None  # type: ignore[assignment]
 
-CONFIG = "config.yaml"  # of a run, in its folder
-VERSION = "wdjax"  # the line of config.yaml that says which version wrote it
-MADE_WITH = "made_with"  # what else it says of whoever trained last: versions, and the device
+CONFIG = "config.yaml"  # file in the folder of a run
+VERSION = "wdjax"  # field of config.yaml: the version that wrote it
+MADE_WITH = "made_with"  # field of config.yaml: versions and device of the last process
 
-# What may differ between a run and its resumption: how long, and how it is looked after.
+# fields that may change when a run is resumed
 RESUMABLE = (
-    "total_env_steps", "stop_at", "checkpoint_every_updates", "checkpoint_every", "keep_checkpoints", "devices",
-    "on_bad_numbers", "search_products",
-)  # fmt: skip
+    "total_env_steps",
+    "stop_at",
+    "checkpoint_every_updates",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "devices",
+    "on_bad_numbers",
+    "search_products",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a folder may hold: a run, or a sweep."""
+    """Kind of a folder: a run or a sweep."""
 
     name: str
     command: str
-    locked: str  # the file that is locked while it goes on
-    busy: str  # who has locked it, in words
+    locked: str  # file that is locked during training
+    busy: str  # message if it is locked
 
 
 RUN = Kind("run", "wdjax train", "metrics.jsonl", "another run is training")
@@ -57,12 +63,12 @@ _SIGNS = {"sweep.yaml": SWEEP, "members.json": SWEEP, CONFIG: RUN, "checkpoints"
 
 
 def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
-    """Makes the folder of a run or of a sweep. Returns whether it was begun there before.
+    """Create the folder of a run or a sweep. Return whether it exists already.
 
     Raises:
-        FileExistsError: where the folder holds the other kind, or this kind and `resume` is false.
-        OSError: where it cannot be written.
-        ValueError: where checkpoints in it could not be read.
+        FileExistsError: if the folder contains the other kind, or this kind and `resume` is False.
+        OSError: if the folder cannot be written.
+        ValueError: if checkpoints in it could not be read back.
     """
     require_checkpoint_path(workdir)
     held = next((own for sign, own in _SIGNS.items() if (workdir / sign).exists()), None)
@@ -85,39 +91,38 @@ def require_checkpoint_path(folder: Path) -> None:
     """
     path = f"{folder.absolute()}/"
     if "\\" in path or "gs:/" in path or path != path.encode(errors="replace").decode():
-        words = (
-            "must be UTF-8 text without a backslash or a part that ends in 'gs:' (for checkpoints)"
-        )
-        raise ValueError(f"workdir = {str(folder)!r}: the full path {words}. Use another folder.")
+        allowed = "UTF-8 text without a backslash or a part that ends in 'gs:' (for checkpoints)"
+        words = f"the full path must be {allowed}. Use another folder."
+        raise ValueError(f"workdir = {str(folder)!r}: {words}")
 
 
 def prepare_folder(
     workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()
 ) -> None:
-    """Makes a run's folder and writes config.yaml, or checks that the run in it is the one to resume: then nothing is
-    written before it trains on.
+    """Create the folder of a new run with config.yaml, or check the run to resume.
+
+    A run to resume is not changed before it trains.
 
     Args:
-        trust: as for `load_run_config`, beside the modules that `config` names.
+        workdir: folder of the run.
+        config: configuration of the run.
+        resume: whether to resume the run in the folder.
+        trust: as for `load_run_config`, in addition to the modules that `config` names.
 
     Raises:
-        ValueError: where it holds a run of another configuration; for a new run with a policy named "eval".
-        FileNotFoundError: where it holds checkpoints, but not what configuration they have.
-        OSError: as `make_folder`, and where another process is training there.
+        ValueError: if the folder contains a run with another configuration, or a policy of a new
+            run is named "eval".
+        FileNotFoundError: if the folder contains checkpoints without a configuration.
+        OSError: as `make_folder`, or if another process is training in the folder.
     """
     file = workdir / CONFIG
     collides = config.evaluates and EVALUATED in config.policies and not file.exists()
-    require(
-        not collides,
-        "policies",
-        EVALUATED,
-        f"another name, as {EVALUATED}/... are the metrics of evaluations",
-    )
+    allowed = f"another name, as {EVALUATED}/... are the metrics of evaluations"
+    require(not collides, "policies", EVALUATED, allowed)
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
-        raise FileNotFoundError(
-            f"{file} is missing. Restore it from a checkpoint: copy the value of 'config' in its host/metadata (JSON)."
-        )
+        remedy = "copy the value of 'config' in its host/metadata (JSON)"
+        raise FileNotFoundError(f"{file} is missing. Restore it from a checkpoint: {remedy}.")
     if begun:
         old = load_run_config(workdir, with_own(trust, config))
         require_same_run(old, config, f"the run in {workdir} was started with")
@@ -128,19 +133,25 @@ def prepare_folder(
 
 @contextlib.contextmanager
 def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]:
-    """Keeps other runs, or sweeps, out of a folder until the block ends, or the process does, however it ends.
+    """Lock a folder until the block or the process ends, so that no other run trains in it.
 
-    The lock is the kernel's, on a file of the folder (on NFS the server's, so that other hosts see it): nothing is left
-    behind by a process that was killed, and who only reads is not kept out. It goes with its file: gives a function
-    that makes the file and locks it again, for when somebody has deleted it.
+    The lock is on a file of the folder. The kernel holds it (on NFS the server, for all hosts):
+    a killed process leaves no lock. Reading is always possible.
+
+    Args:
+        workdir: the folder.
+        kind: kind of the folder.
+
+    Yields:
+        A function that creates the file and locks it again, if it was deleted.
 
     Raises:
-        BlockingIOError: where another holds it; the function that it gives, too.
+        BlockingIOError: if another process holds the lock; also from the function.
     """
     with contextlib.ExitStack() as stack:
 
         def lock() -> None:
-            with writing(workdir):  # opened to append: NFS gives no lock to who may not write
+            with writing(workdir):  # opened to append: NFS locks only writable files
                 stream = stack.enter_context(open_regular(workdir / kind.locked, "ab"))
             try:
                 if fcntl is not None:
@@ -149,7 +160,7 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
                 words = f"{kind.busy} there. Wait for it or use another --workdir."
                 raise BlockingIOError(f"{workdir}: {words}") from None
             except OSError:
-                pass  # a file system without locks: better a run that nothing guards than none
+                pass  # a file system without locks: train without
 
         lock()
         yield lock
@@ -157,25 +168,26 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Says in a sentence where a folder cannot be written."""
+    """Raise any OSError in the block with the name of the folder."""
     try:
         yield
     except OSError as error:
-        raise type(error)(
-            f"workdir = {folder}: must be a writable folder ({error.strerror})"
-        ) from error
+        words = f"must be a writable folder ({error.strerror})"
+        raise type(error)(f"workdir = {folder}: {words}") from error
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes a text file such that, whenever the process or the machine dies, the old one is there or the new one."""
+    """Write a text file atomically: after a crash, it has its old or its new content."""
     write_text(file, text, sync=True)
 
 
 def require_same_run(old: TrainConfig, new: TrainConfig, where: str) -> None:
-    """Raises ValueError, naming the first field that differs, where a run was started with another configuration.
+    """Raise ValueError, with the first field that differs, for another configuration.
 
     Args:
-        where: what has the old one, in words: "the run in runs/a was started with".
+        old: configuration that the run was started with.
+        new: configuration to resume it with.
+        where: text before the old value: "the run in runs/a was started with".
     """
     new = with_size_of(old, new)
     before, after = (flat(plain_config(complete_env_params(config))) for config in (old, new))
@@ -200,36 +212,36 @@ def require_own_run(workdir: Path, config: TrainConfig, trust: Collection[str]) 
 
 
 def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:
-    """Returns the configuration with which a run goes on, with the size of chunks that it has found."""
-    return dataclasses.replace(
-        new, updates_per_chunk=new.updates_per_chunk or old.updates_per_chunk
-    )
+    """Return the new configuration, with the chunk size of the old one unless it has one."""
+    updates = new.updates_per_chunk or old.updates_per_chunk
+    return dataclasses.replace(new, updates_per_chunk=updates)
 
 
 def run_config(
     config: TrainConfig, workdir: Path, resume: bool, trust: Collection[str] = ()
 ) -> TrainConfig:
-    """Return the configuration with which a run is started or resumed in a folder: schedules are in env steps.
+    """Return the configuration of a run in a folder, with schedules in env steps.
 
-    A resumed run keeps the schedules that it was started with, whatever its length is now. Raises as `load_run_config`.
+    A resumed run keeps its original schedules, even if its length changed. Raises as
+    `load_run_config`.
     """
     new = in_env_steps(config, config.total_env_steps)
     if new is config or not resume or not (workdir / CONFIG).is_file():
         return new
-    return in_env_steps(
-        config, config.total_env_steps, load_run_config(workdir, with_own(trust, config))
-    )
+    old = load_run_config(workdir, with_own(trust, config))
+    return in_env_steps(config, config.total_env_steps, old)
 
 
 def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> TrainConfig:
-    """Returns the configuration of a run from its folder.
+    """Return the configuration of a run from its folder.
 
     Args:
-        trust: modules of one's own that it may name (config/trust.py).
+        run_folder: folder of the run.
+        trust: modules from which it may import code (config/trust.py).
 
     Raises:
-        FileNotFoundError: where there is none.
-        ValueError, TypeError: where it is no configuration, or names other modules.
+        FileNotFoundError: if there is none.
+        ValueError, TypeError: if it is invalid, or names code in other modules.
     """
     file = Path(run_folder) / CONFIG
     require_held(run_folder)
@@ -241,7 +253,7 @@ def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> Trai
 
 
 def require_held(run_folder: str | Path) -> None:
-    """Raises FileNotFoundError where a folder holds no run, naming the one of this name where runs are written."""
+    """Raise FileNotFoundError for a folder without a run, with the closest folder in runs/."""
     file, usual = Path(run_folder) / CONFIG, Path("runs") / run_folder
     if not file.is_file():
         near = f": did you mean {usual}?" if (usual / CONFIG).is_file() else ""
@@ -249,47 +261,41 @@ def require_held(run_folder: str | Path) -> None:
 
 
 def trusted_values(file: Path, trust: Collection[str]) -> dict[str, Any]:
-    """Returns the raw fields of a config.yaml; raises ValueError where they name modules that nobody trusts."""
+    """Return the raw fields of a config.yaml. Raise ValueError for untrusted modules."""
     values = without_version(read_yaml(file))
     require_trusted(f"{file}: the run", values, trust)
     return values
 
 
 def without_version(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a config.yaml without those that say what wrote it; older ones have none."""
+    """Return the fields of a config.yaml without VERSION and MADE_WITH."""
     return {name: value for name, value in values.items() if name not in (VERSION, MADE_WITH)}
 
 
 def dump_config(config: TrainConfig) -> str:
-    """Returns a configuration as YAML, which `load_config` reads back; the order of policies stays."""
+    """Return a configuration as YAML for `load_config`, with the policies in order."""
     return yaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
 
 
 def write_config(folder: Path, config: TrainConfig) -> None:
-    """Writes config.yaml of a run, with the versions and the device of who writes it."""
-    head = yaml.safe_dump(
-        {VERSION: __version__, MADE_WITH: made_with()}, sort_keys=False, allow_unicode=True
-    )
-    write_whole(folder / CONFIG, head + dump_config(config))
+    """Write config.yaml of a run, with the versions and the device of this process."""
+    head = {VERSION: __version__, MADE_WITH: made_with()}
+    text = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    write_whole(folder / CONFIG, text + dump_config(config))
 
 
-def read_made_with(run_folder: Path) -> Any:
-    """Return what config.yaml of a run holds of the process that trained last (`made_with`), None in older ones."""
+def read_made_with(run_folder: Path) -> object:
+    """Return the versions and the device of the last process (`made_with`), None before 0.2."""
     return read_yaml(run_folder / CONFIG).get(MADE_WITH)
 
 
-def made_with() -> dict[str, Any]:
-    """Return the versions, the device and the settings that numbers depend on beside a configuration."""
-    libraries = {
-        name: importlib.metadata.version(name)
-        for name in ("jax", "jaxlib", "flax", "optax", "numpy")
-    }
+def made_with() -> dict[str, object]:
+    """Return the versions, the device and the settings that affect the numbers of a run."""
+    names = ("jax", "jaxlib", "flax", "optax", "numpy")
+    libraries = {name: importlib.metadata.version(name) for name in names}
     device = jax.devices()[0]
-    kind = (
-        device.device_kind
-        if device.platform != "cpu"
-        else f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
-    )
+    cpu = f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
+    kind = cpu if device.platform == "cpu" else device.device_kind
     return {
         "python": platform.python_version(),
         **libraries,
@@ -300,11 +306,7 @@ def made_with() -> dict[str, Any]:
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:
-    """Return a configuration as nested dicts and lists of plain values, as in YAML and JSON.
-
-    Args:
-        config: the configuration. `load_config` reads its plain form back.
-    """
+    """Return a configuration as nested mappings and lists for YAML and JSON (`from_mapping`)."""
     values = dataclasses.asdict(config)
     for own in (*values["policies"].values(), *values["teams"].values()):
         own |= own.pop("options")
@@ -312,15 +314,12 @@ def plain_config(config: TrainConfig) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns nested mappings, tuples and NumPy values as what YAML writes without tags."""
+    """Return nested mappings, tuples and NumPy values as values that YAML writes without tags."""
     if isinstance(value, Fraction):
         return {"fraction": _plain(list(value))}
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return (
-        np.asarray(value).tolist()
-        if isinstance(value, np.generic | np.ndarray | jax.Array)
-        else value
-    )
+    is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+    return np.asarray(value).tolist() if is_array else value

@@ -89,7 +89,7 @@ def as_state(stored: PyTree, target: TrainState, config: TrainConfig | None) -> 
 def configured_hypers(
     config: TrainConfig, target: dict[str, jax.Array], missing: Collection[str]
 ) -> dict[str, jax.Array]:
-    """Return the configured values of the `missing` hyperparameters, like the leaves of `target`."""
+    """Return the configured values of the `missing` hyperparameters, placed as in `target`."""
     values = by_place({"hypers": run_hypers(in_env_steps(config, config.total_env_steps))})
 
     def place(at: str) -> jax.Array:

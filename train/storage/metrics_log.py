@@ -1,31 +1,34 @@
-"""metrics.jsonl: one JSON object a chunk, always with the same fields; null stands for a number that is not known."""
+"""The file metrics.jsonl: one JSON object per chunk, with the same fields; null if unknown."""
 
 import contextlib
+import functools
 import io
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from wdjax.files import open_regular, read_text
 from wdjax.train.state.metric import Metric, rule_of, values_of
+from wdjax.train.state.types import Metrics
 
 METRICS = "metrics.jsonl"  # file in the folder of a run
+COMBINE: dict[str, Callable[..., float]] = {"sum": np.sum, "max": np.max, "min": np.min}
 MOST_METRICS = 2**32  # bytes of a metrics.jsonl
 
 
-def summarize(metrics: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """Return one number for each metric of a chunk of updates, null where it is not finite.
+def summarize(metrics: Metrics) -> dict[str, float | int | None]:
+    """Return one number for each metric of a chunk of updates, null if it is not finite.
 
-    A `Metric` specifies how its numbers are joined; a plain array is joined by the mean over the updates. Updates
-    without a number (NaN) are left out.
+    A `Metric` specifies how its numbers are combined; a plain array is averaged over the updates.
+    Updates without a number (NaN) are omitted.
 
     Args:
-        metrics: name -> [num_updates], `episodes` among them.
+        metrics: name -> [num_updates], including `episodes`.
     """
     values = {name: np.asarray(array, np.float64) for name, array in values_of(metrics).items()}
     summary: dict[str, float | int | None] = {"episodes": int(values["episodes"].sum())}
@@ -41,25 +44,21 @@ def _of_chunk(numbers: np.ndarray, metric: Metric, values: Mapping[str, np.ndarr
     numbers, weight = numbers[known], weight[known]
     if not len(numbers):
         return math.nan
-    if metric.over == "deviation":  # of all values: their means may differ between updates
+    average = functools.partial(np.average, weights=weight)
+    if metric.over == "deviation":  # over all values; means can differ between updates
         means = values[metric.mean][known]
-        square = (
-            np.average(numbers**2 + means**2, weights=weight)
-            - np.average(means, weights=weight) ** 2
-        )
+        square = average(numbers**2 + means**2) - average(means) ** 2
         return float(np.sqrt(max(square, 0.0)))
-    if metric.over == "mean":
-        return float(np.average(numbers, weights=weight))
-    return float({"sum": np.sum, "max": np.max, "min": np.min}[metric.over](numbers))
+    return float(COMBINE.get(metric.over, average)(numbers))
 
 
 def finite(value: float) -> float | None:
-    """Returns the number, or None where it is not finite: JSON has neither NaN nor infinities."""
+    """Return the number, or None if it is not finite, since JSON has neither NaN nor infinities."""
     return value if math.isfinite(value) else None
 
 
 def whole_lines(path: Path, size: int) -> int:
-    """Return the bytes of the whole lines among the first `size` bytes of a metrics.jsonl, 0 where there is none."""
+    """Return the bytes of whole lines in the first `size` bytes of a metrics.jsonl."""
     if not path.exists():
         return 0
     with open_regular(path) as file:
@@ -67,20 +66,23 @@ def whole_lines(path: Path, size: int) -> int:
 
 
 class MetricsLog:
-    """The file, open for appending. Checkpoints hold its `size` in bytes: a resumed run cuts back to that.
+    """The file, opened for appending. Checkpoints contain its `size` in bytes.
+
+    A resumed run cuts the file back to that size.
 
     Args:
         path: path of the file.
-        size: bytes of it that are kept, whole lines only.
+        size: bytes to keep, whole lines only.
         say: called with a warning when the file was deleted and is written again.
-        lock: locks the folder again, whose lock file may have been deleted too; None: the folder is not locked.
+        lock: locks the folder again, whose lock file may have been deleted too; None: the folder is
+            not locked.
     """
 
     def __init__(
         self,
         path: Path,
         size: int,
-        say: Callable[[str], Any] = print,
+        say: Callable[[str], object] = print,
         lock: Callable[[], None] | None = None,
     ):
         self.path, self._say, self._lock = path, say, lock
@@ -88,17 +90,17 @@ class MetricsLog:
         self._file = self._open(self.size)
 
     def _open(self, size: int) -> io.FileIO:
-        file = open_regular(self.path, "a+b", buffering=0)  # closed by `close`
+        file = cast(io.FileIO, open_regular(self.path, "a+b", buffering=0))  # closed by `close`
         file.truncate(size)
         return file
 
     def restore(self) -> None:
-        """Write the file again, with all its lines, if it was deleted or replaced. Raises OSError."""
+        """Write the file again, with all its lines, if it was deleted or replaced."""
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
                 return
         if self._lock is not None:
-            self._lock()  # first: another run may have found the folder free
+            self._lock()  # raises an error if another run has locked the folder
         old = self._file
         old.seek(0)
         lines = old.readall()[: self.size]
@@ -106,23 +108,22 @@ class MetricsLog:
             self._file = self._open(0)
             old.close()
             self._append(lines)
-        self._say(
-            f"Warning: {self.path} was deleted or replaced during training. It is rewritten with all its lines."
-        )
+        words = "was deleted or replaced during training. It is rewritten with all its lines."
+        self._say(f"Warning: {self.path} {words}")
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Appends one object and hands it to the operating system. Raises OSError where that does not take it."""
+    def write(self, row: Mapping[str, object]) -> None:
+        """Append one object, and flush it to the operating system. Raise OSError on failure."""
         line = (json.dumps(row) + "\n").encode()
         with self._writing():
             self._append(line)
         self.size += len(line)
 
     def _append(self, rest: bytes) -> None:
-        while rest:  # a disk that is full in the middle takes the first half and refuses the other
+        while rest:  # a full disk may accept a part of a line
             rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
-        """Waits until the disk has what was written: a checkpoint must not know of lines that a power cut takes."""
+        """Wait until the lines are on disk, before a checkpoint refers to them."""
         with self._writing():
             os.fsync(self._file.fileno())
 
@@ -135,23 +136,22 @@ class MetricsLog:
             yield
         except OSError as error:
             self._file.truncate(self.size)  # whole lines only
-            raise type(error)(
-                f"could not write {self.path} ({error.strerror}). Continue with --resume."
-            ) from error
+            words = f"could not write {self.path} ({error.strerror}). Continue with --resume."
+            raise type(error)(words) from error
 
 
 @contextlib.contextmanager
 def open_log(
-    path: Path, size: int, say: Callable[[str], Any], lock: Callable[[], None] | None = None
+    path: Path, size: int, say: Callable[[str], object], lock: Callable[[], None] | None = None
 ) -> Iterator[MetricsLog]:
-    """Gives the log of what goes on from a checkpoint, and says where lines are lost that the checkpoint knows of."""
+    """Open the log of a run that continues from a checkpoint. Warn if lines are missing."""
     tell_lost_lines(path, size, say)
     with contextlib.closing(MetricsLog(path, size, say, lock)) as log:
         yield log
 
 
-def tell_lost_lines(path: Path, size: int, say: Callable[[str], Any]) -> None:
-    """Warn where a metrics.jsonl lacks lines of the first `size` bytes, which a checkpoint covers."""
+def tell_lost_lines(path: Path, size: int, say: Callable[[str], object]) -> None:
+    """Warn if a metrics.jsonl lacks lines of the first `size` bytes, which a checkpoint covers."""
     if missing := size - whole_lines(path, size):
         say(f"Warning: {path} is {missing:,} bytes short: its last lines are lost")
 
@@ -173,9 +173,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """
     path, rows = Path(path), []
     path = path / METRICS if path.is_dir() else path
-    text = read_text(
-        path, MOST_METRICS, errors="replace"
-    )  # what is no text is no JSON, and has a line
+    # invalid UTF-8 is replaced, and then refused as JSON with its line
+    text = read_text(path, MOST_METRICS, errors="replace")
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             rows.append(json.loads(line))

@@ -27,7 +27,7 @@ ASKED, SWITCHES = "sweep.yaml", "switches.yaml"
 
 @contextlib.contextmanager
 def hold_sweep(
-    workdir: Path, asked: Mapping[str, Any], resume: bool, say: Callable[[str], Any]
+    workdir: Path, asked: Mapping[str, object], resume: bool, say: Callable[[str], object]
 ) -> Iterator[None]:
     """Write sweep.yaml, or check that it contains the same; lock the folder until the block ends.
 
@@ -76,7 +76,7 @@ def read_sweep(workdir: Path, trust: Collection[str]) -> dict[str, Any]:
     return asked
 
 
-def read_switches(workdir: Path) -> Any:
+def read_switches(workdir: Path) -> object:
     """Return the settings of jax at the start of a sweep, None for a sweep of wdjax 0.2.0."""
     return read_yaml_value(workdir / SWITCHES) if (workdir / SWITCHES).is_file() else None
 
@@ -92,7 +92,7 @@ def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "config": plain_config(in_env_steps(config, config.total_env_steps))}
 
 
-def require_same(what: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def require_same(what: str, stored: Mapping[str, object], asked: Mapping[str, object]) -> None:
     """Raise ValueError, with the first difference, if `what` was started with other values."""
     plain = read_yaml_value(yaml.safe_dump(dict(asked)))
     old, new = flat(with_new_fields(stored)), flat(with_new_fields(plain))
