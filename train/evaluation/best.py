@@ -42,7 +42,7 @@ class TrainingEvaluation:
         self._learner, self._config, self._say = learner, learner.config, say
         self._program: Future[jax.stages.Compiled]
         self.best_score: float | None = None
-        self.best_updates: int | None = None  # of the state with that score
+        self.best_updates: int | None = None  # updates of the state with that score
 
     def compile(self, like: TrainState) -> Future[jax.stages.Compiled]:
         """Trace the program of evaluations, and compile it in a thread."""

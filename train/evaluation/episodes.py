@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from flax import struct
+from numpy.typing import ArrayLike
 
 from wdjax.metric_names import (
     EVALUATED,
@@ -18,6 +19,7 @@ from wdjax.metric_names import (
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 Ratios = Mapping[str, tuple[str, str]]  # `Env.info_ratios`: name -> (sum, divisor)
+Statistics = dict[str, Any]  # "mean", "standard_error" and "quantiles" {"0.05": ...}
 
 
 class Episodes(struct.PyTreeNode):
@@ -28,14 +30,16 @@ class Episodes(struct.PyTreeNode):
     """
 
     # by policy (by role from `cross_play`), [E] float32, summed over its agents
-    episode_return: dict[str, Any]
-    episode_length: Any  # [E] int32, env steps
-    episode_info: dict[str, Any]  # [E], statistics of the environment, for example tags
-    agent_return: dict[str, Any]  # by policy (or role), [E, n] float32, for each of its agents
-    group_return: dict[str, Any]  # by group, [E] float32, summed over its agents
+    episode_return: dict[str, np.ndarray]
+    episode_length: np.ndarray  # [E] int32, env steps
+    episode_info: dict[str, np.ndarray]  # [E], statistics of the environment, for example tags
+    agent_return: dict[
+        str, np.ndarray
+    ]  # by policy (or role), [E, n] float32, for each of its agents
+    group_return: dict[str, np.ndarray]  # by group, [E] float32, summed over its agents
 
 
-def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, dict[str, Any]]:
+def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[str, Statistics]:
     """Return the mean, standard error and quantiles of every quantity of some episodes.
 
     Quantities: the statistics of the environment; "length"; "NAME return" of each policy (or role)
@@ -51,7 +55,7 @@ def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[st
         {quantity: {"mean", "standard_error", "quantiles": {"0.05": ...}}}.
     """
     returns = {"length": value_statistics(episodes.episode_length), **return_statistics(episodes)}
-    statistics: dict[str, dict[str, Any]] = {}
+    statistics: dict[str, Statistics] = {}
 
     def taken(name: str) -> bool:
         return name in returns or name in statistics
@@ -62,7 +66,7 @@ def statistics(episodes: Episodes, info_ratios: Ratios | None = None) -> dict[st
     return statistics | returns
 
 
-def return_statistics(episodes: Episodes) -> dict[str, dict[str, Any]]:
+def return_statistics(episodes: Episodes) -> dict[str, Statistics]:
     """Return the statistics of returns, by the names of `statistics`."""
     returns = {**episodes.group_return, **episodes.episode_return}
     statistics = {f"{name} return": value_statistics(values) for name, values in returns.items()}
@@ -94,7 +98,7 @@ def evaluation_metrics(
     statistics |= {
         f"{name}/episode_return": value_statistics(values) for name, values in returns.items()
     }
-    metrics = {}
+    metrics: dict[str, float | None] = {}
     for name, numbers in statistics.items():
         name = f"{EVALUATED}/{name}"
         metrics |= {name: numbers["mean"], f"{name}{STANDARD_ERROR}": numbers["standard_error"]}
@@ -103,7 +107,7 @@ def evaluation_metrics(
 
 def info_statistics(
     episodes: Episodes, info_ratios: Ratios | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Statistics], dict[str, Statistics]]:
     """Return (statistics of the environment's ratios, statistics of its other sums), by name."""
     ratios = info_ratios or {}
     info = {name: np.asarray(v, np.float64) for name, v in episodes.episode_info.items()}
@@ -116,7 +120,7 @@ def info_statistics(
     }
 
 
-def value_statistics(values: Any) -> dict[str, Any]:
+def value_statistics(values: ArrayLike) -> Statistics:
     """Return the statistics of [E] or [E, n] values of E independent episodes.
 
     The standard error of the mean is s / sqrt(E), with s the standard deviation (ddof = 1) of the
@@ -128,18 +132,15 @@ def value_statistics(values: Any) -> dict[str, Any]:
     return {"mean": float(values.mean()), "standard_error": error, "quantiles": quantiles(values)}
 
 
-def ratio_statistics(total: np.ndarray, count: np.ndarray) -> dict[str, Any]:
+def ratio_statistics(total: np.ndarray, count: np.ndarray) -> Statistics:
     """Return the statistics of the ratio R = sum(total) / sum(count) over E episodes, [E] each.
 
     The standard error of R is the standard error of the mean of (total - R count) / mean(count).
     Quantiles are over the episodes with a positive count. All are None without one.
     """
     if not count.sum():
-        return {
-            "mean": None,
-            "standard_error": None,
-            "quantiles": dict.fromkeys(map(str, QUANTILES)),
-        }
+        nothing = dict.fromkeys(map(str, QUANTILES))
+        return {"mean": None, "standard_error": None, "quantiles": nothing}
     ratio, some = total.sum() / count.sum(), count > 0
     error = value_statistics((total - ratio * count) / count.mean())["standard_error"]
     return {

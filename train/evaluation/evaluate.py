@@ -16,7 +16,6 @@ All members share one compiled program.
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,40 +130,34 @@ def choose_players(
     learner: Learner,
     state: TrainState,
     random: Sequence[str] = (),
-    players: Mapping[str, Any] | None = None,
+    players: Mapping[str, Player | Script | str] | None = None,
 ) -> tuple[list[list[Candidate]], list[Candidate]]:
     """Return (candidates of each role, chosen candidate of each role).
 
     The trained policy and random play are always candidates, so that all choices between them share
     one program.
     """
-    require(
-        not isinstance(random, str), "random", random, "a list of policy or role names", TypeError
-    )
+    several = not isinstance(random, str)
+    require(several, "random", random, "a list of policy or role names", TypeError)
     if not isinstance(players, Mapping | None):
-        raise TypeError(
-            f"players: must be a mapping from policy or role names to players, not a {type(players).__name__}"
-        )
+        words = "must be a mapping from policy or role names to players"
+        raise TypeError(f"players: {words}, not a {type(players).__name__}")
     setup, roles = learner.setup, roles_of(learner.setup)
     replaced = {**(players or {}), **dict.fromkeys(random, "random")}
     for name in replaced:
         require_known("policy", name, [*setup.policies, *(role.name for role in roles)])
-    candidates, chosen = [], []
+    trained, candidates, chosen = Player("trained", learner, state), [], []
     for role in roles:
-        usual = [
-            seat(setup, player, role)
-            for player in (Player("trained", learner, state), Player("random"))
-        ]
-        name = next((name for name in (role.name, role.policy) if name in replaced), None)
-        if name is None or replaced[name] == "random":
-            chosen.append(usual[name is not None])
+        usual = [seat(setup, player, role) for player in (trained, Player("random"))]
+        own = [replaced[name] for name in (role.name, role.policy) if name in replaced]
+        if not own or own[0] == "random":
+            chosen.append(usual[len(own) > 0])
             candidates.append(usual)
             continue
-        player = as_player(setup, replaced[name])
+        player = as_player(setup, own[0])
         if not plays(setup, player, role):
-            raise ValueError(
-                f"player {player.name!r} (group {player.group}): must act for group {role.group}, of role {role.name}"
-            )
+            words = f"must act for group {role.group}, of role {role.name}"
+            raise ValueError(f"player {player.name!r} (group {player.group}): {words}")
         chosen.append(seat(setup, player, role))
         candidates.append([*usual, chosen[-1]])
     return candidates, chosen
@@ -236,11 +229,10 @@ def line_up(
         TypeError, ValueError: for an invalid player, or one that fills no role.
     """
     require(not isinstance(opponents, str), "opponents", opponents, "a list of players", TypeError)
-    by_role = (
-        opponents if isinstance(opponents, Mapping) else {role.name: opponents for role in roles}
-    )
+    titles = [role.name for role in roles]
+    by_role = opponents if isinstance(opponents, Mapping) else dict.fromkeys(titles, opponents)
     for name in by_role:
-        require_known("role", name, [role.name for role in roles])
+        require_known("role", name, titles)
     players, used = [], set()
     for role in roles:
         invited = [as_player(setup, player) for player in by_role.get(role.name, ())]
@@ -248,16 +240,13 @@ def line_up(
         used |= {player.name for player in invited}
         players.append([first, *invited])
         names = [player.name for player in players[-1]]
-        require(
-            len(set(names)) == len(names), f"names of the players of {role.name}", names, "unique"
-        )
+        is_unique = len(set(names)) == len(names)
+        require(is_unique, f"names of the players of {role.name}", names, "unique")
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:
-            raise ValueError(
-                f"player {name!r}: must be listed for a role of its group. Roles: "
-                f"{', '.join(role.name for role in roles)}"
-            )
+            words = f"must be listed for a role of its group. Roles: {', '.join(titles)}"
+            raise ValueError(f"player {name!r}: {words}")
     return players
 
 
@@ -312,7 +301,7 @@ def episodes_of(
     assignments: Mapping[str, Assignment],
     returns: Mapping[str, np.ndarray],
     length: np.ndarray,
-    info: Mapping[str, np.ndarray],
+    info: dict[str, np.ndarray],
 ) -> Episodes:
     """Return the results of `counted` as Episodes, by the names of the assignments."""
     agent_return = {name: gather(assignment, returns) for name, assignment in assignments.items()}

@@ -2,7 +2,6 @@
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 from wdjax.files import new_file
 from wdjax.spaces import sample_shapes
 from wdjax.train.evaluation.trained import TrainedPolicy
+from wdjax.train.state.types import Carry, Observation
 from wdjax.train.storage.leaves import by_place
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -62,10 +62,9 @@ def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path
 
 
 def _act_on(
-    policy: TrainedPolicy, obs: Any, memory: Any, key: jax.Array, greedy: jax.Array
-) -> tuple[jax.Array, Any]:
-    drawn, memory_after = policy.act(
-        obs, memory, jax.random.wrap_key_data(key, impl="threefry2x32")
-    )
+    policy: TrainedPolicy, obs: Observation, memory: Carry, key: jax.Array, greedy: jax.Array
+) -> tuple[jax.Array, Carry]:
+    typed_key = jax.random.wrap_key_data(key, impl="threefry2x32")
+    drawn, memory_after = policy.act(obs, memory, typed_key)
     best, _ = policy.act(obs, memory)
     return jnp.where(greedy, best, drawn), memory_after

@@ -7,7 +7,6 @@ groups has one role per group.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from flax import struct
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env, static_names
-from wdjax.train.evaluation.trained import TrainedPolicy, learned_part
+from wdjax.train.evaluation.trained import TrainedPolicy, learned_part, require_single
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Actor, Network, Script
 from wdjax.train.state.agents import (
@@ -29,6 +28,7 @@ from wdjax.train.state.agents import (
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
+from wdjax.train.state.types import Carry, EnvParams, Observation
 from wdjax.vector import VectorState, begin_episodes, step_replicas
 
 
@@ -58,36 +58,25 @@ class Player:
     """group of the script or network; None: the only group, or the groups it was trained for"""
     network: Network | TrainedPolicy | None = None
     """custom function (obs, memory, key) -> (actions, memory), or a policy from `load_policy`"""
-    memory: Any = None
+    memory: Carry = None
     """initial memory of a custom network for one agent, arrays of any shape; None without memory"""
 
     def __post_init__(self):
-        if not (
-            self.network is None
-            or isinstance(self.network, TrainedPolicy)
-            or callable(self.network)
-        ):
+        player, network = f"player {self.name!r}", self.network
+        if not (network is None or isinstance(network, TrainedPolicy) or callable(network)):
             words = "must be a function of (obs, memory, key) or a policy from load_policy"
-            raise TypeError(
-                f"player {self.name!r}: network of type {type(self.network).__name__}: {words}"
-            )
+            raise TypeError(f"{player}: network of type {type(network).__name__}: {words}")
         if self.learner is None and self.state is None:
-            both = f"player {self.name!r}: network", self.network, "None for a player with a script"
-            require(self.script is None or self.network is None, *both)
+            one = self.script is None or network is None
+            require(one, f"{player}: network", network, "None for a player with a script")
             return
         if not (isinstance(self.learner, Learner) and isinstance(self.state, TrainState)):
             found = f"{type(self.learner).__name__}, {type(self.state).__name__}"
-            raise TypeError(
-                f"player {self.name!r}: learner, state = {found}: must be a Learner and its TrainState"
-            )
+            words = "must be a Learner and its TrainState"
+            raise TypeError(f"{player}: learner, state = {found}: {words}")
         for name in ("script", "network"):
-            value = getattr(self, name)
-            require(
-                value is None,
-                f"player {self.name!r}: {name}",
-                value,
-                "None for a player with a learner",
-            )
+            value, allowed = getattr(self, name), "None for a player with a learner"
+            require(value is None, f"{player}: {name}", value, allowed)
 
     def __repr__(self) -> str:
         what = self.learner or self.network or self.script
@@ -131,9 +120,9 @@ class Game:
     env: Env = struct.field(pytree_node=False)
     # by role: its possible actors
     casts: tuple[tuple[Actor, ...], ...] = struct.field(pytree_node=False)
-    which: list[Any]  # by role, () int32: index of the actor in the cast; the others cost nothing
+    which: list[int]  # by role: index of the actor in the cast; the others cost nothing
     learned: list[tuple]  # by role: learned state of each actor in the cast
-    env_params: Any
+    env_params: EnvParams
 
     @property
     def views(self) -> tuple[Env, ...]:
@@ -147,26 +136,23 @@ class Game:
         replicas = begin_episodes(self.env, keys, starts[0][1], self.env_params)
         return tuple(obs for obs, _ in starts), replicas, self.init_carries(len(keys))
 
-    def shown_to(self, actor: Actor, obs: tuple) -> Any:
+    def shown_to(self, actor: Actor, obs: tuple[Observation, ...]) -> Observation:
         """Return the observations of an actor, [N, n, ...], from the observations of each view."""
         view = actor.env or self.env
-        return gather_observation(
-            actor.policy.assignment, to_groups(view, obs[self.views.index(view)])
-        )
+        groups = to_groups(view, obs[self.views.index(view)])
+        return gather_observation(actor.policy.assignment, groups)
 
     def init_carries(self, num_envs: int) -> list[tuple]:
         """Return the initial carries of the actors of each role; None without memory."""
 
-        def init(actor: Actor, learned: Any) -> Any:
+        def init(actor: Actor, learned: PolicyState | Carry) -> Carry:
             if actor.kind == "learned":
                 return actor.policy.algorithm.init_carry(actor.policy, num_envs)
             rows = num_envs, actor.policy.assignment.num_agents
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*rows, *leaf.shape)), learned)
 
-        return [
-            tuple(map(init, cast, states))
-            for cast, states in zip(self.casts, self.learned, strict=True)
-        ]
+        pairs = zip(self.casts, self.learned, strict=True)
+        return [tuple(map(init, actors, states)) for actors, states in pairs]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,7 +162,7 @@ class Candidate:
     player: Player
     actor: Actor
     # PolicyState; for a custom network the initial memory of one agent; otherwise None
-    learned: Any
+    learned: PolicyState | Carry
 
 
 def as_player(setup: Setup, player: Player | Script | str) -> Player:
@@ -188,10 +174,9 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
     if not isinstance(player, str):
-        words = (
-            "must be a Player, a name or a function. For a run use Player(name, *load_run(folder))."
-        )
-        raise TypeError(f"player of type {type(player).__name__}: {words}")
+        words = "must be a Player, a name or a function"
+        remedy = "For a run use Player(name, *load_run(folder))."
+        raise TypeError(f"player of type {type(player).__name__}: {words}. {remedy}")
     require_known("player", player, ["random", *setup.env.scripts])
     if player == "random":
         return Player("random")
@@ -208,9 +193,8 @@ def plays(setup: Setup, player: Player, role: Role) -> bool:
     if player.script is None and player.network is None:
         return True
     if isinstance(player.network, TrainedPolicy) and player.group is None:
-        return role.group in [
-            part.group for part in player.network.actor.policy.assignment.segments
-        ]
+        segments = player.network.actor.policy.assignment.segments
+        return role.group in [part.group for part in segments]
     groups = group_sizes(setup.env)
     if player.group is None and len(groups) > 1:
         words = f"group must name the group it acts for ({', '.join(groups)})"
@@ -232,32 +216,23 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     if isinstance(player.network, TrainedPolicy):
         return seat_policy(player, player.network.actor.policy, player.network.learned, role)
     if player.network is not None:
-        return Candidate(
-            player, Actor(own, "network", player.network), jax.tree.map(jnp.asarray, player.memory)
-        )
-    if player.learner is None:
+        memory = jax.tree.map(jnp.asarray, player.memory)
+        return Candidate(player, Actor(own, "network", player.network), memory)
+    if player.learner is None or player.state is None:
         return Candidate(player, Actor(own, "random"), None)
     theirs = player.learner.setup
     require_same_game(setup, theirs, player.name)
-    members = player.state.num_updates.shape
-    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)."
-    require(members == (), f"player {player.name!r}: state shape", members, words)
-    wanted = set(role.assignment.agents)
-    name = next(
-        (name for name, own in theirs.assignments.items() if wanted.issubset(own.agents)), None
-    )
-    if name is None:
-        agents = ", ".join(
-            f"{part.group}[{part.start}:{part.stop}]" for part in role.assignment.segments
-        )
-        names = ", ".join(theirs.policies)
-        raise ValueError(
-            f"player {player.name!r}: none of its policies ({names}) controls all agents of the role ({agents})"
-        )
+    require_single(player.state, f"player {player.name!r}: state shape")
+    wanted, policies = set(role.assignment.agents), theirs.assignments.items()
+    names = [name for name, assignment in policies if wanted.issubset(assignment.agents)]
+    if not names:
+        parts = role.assignment.segments
+        agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in parts)
+        words = f"none of its policies ({', '.join(theirs.policies)}) controls all agents of"
+        raise ValueError(f"player {player.name!r}: {words} the role ({agents})")
     view = None if theirs.env == setup.env else theirs.env
-    return seat_policy(
-        player, theirs.policies[name], learned_part(player.state.policies[name]), role, view
-    )
+    learned = learned_part(player.state.policies[names[0]])
+    return seat_policy(player, theirs.policies[names[0]], learned, role, view)
 
 
 def seat_policy(
@@ -275,52 +250,32 @@ def seat_policy(
     Raises:
         ValueError: if the spaces or the agent types differ.
     """
-    spaces = [
-        (a.bare_space, a.action_space)[view is not None :]
-        for a in (policy.assignment, role.assignment)
-    ]
-    require(
-        spaces[0] == spaces[1],
-        f"player {player.name!r}: spaces of {policy.name}",
-        spaces[0],
-        f"{spaces[1]}",
+    own, wanted = (
+        (assignment.bare_space, assignment.action_space)[view is not None :]
+        for assignment in (policy.assignment, role.assignment)
     )
-    known = {agent for part in policy.assignment.types for agent in part.agents} or set(
-        role.assignment.agents
-    )
-    group, number = next(
-        (agent for agent in role.assignment.agents if agent not in known), (None, None)
-    )
-    if group is not None:
-        words = f"{policy.name} uses agent_type_feature and has no type for {group}[{number}]"
-        raise ValueError(f"player {player.name!r}: {words}")
+    require(own == wanted, f"player {player.name!r}: spaces of {policy.name}", own, f"{wanted}")
+    known = {agent for part in policy.assignment.types for agent in part.agents}
+    for group, number in role.assignment.agents:
+        if known and (group, number) not in known:
+            words = f"{policy.name} uses agent_type_feature and has no type for {group}[{number}]"
+            raise ValueError(f"player {player.name!r}: {words}")
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
-    return Candidate(
-        player,
-        Actor(dataclasses.replace(policy, assignment=assignment), "learned", env=view),
-        learned,
-    )
+    seated = dataclasses.replace(policy, assignment=assignment)
+    return Candidate(player, Actor(seated, "learned", env=view), learned)
 
 
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:
     """Raise ValueError if a run has another environment, except for fields in `Env.shown_by`."""
     expected, found = setup.config.env, other.config.env
-    require(
-        found == expected,
-        f"player {name!r}: env",
-        found,
-        f"{expected!r}, the environment of the other run",
-    )
+    allowed = f"{expected!r}, the environment of the other run"
+    require(found == expected, f"player {name!r}: env", found, allowed)
     for field in static_names(setup.env):
         if field in setup.env.shown_by:
             continue
         expected, found = getattr(setup.env, field), getattr(other.env, field)
-        require(
-            found == expected,
-            f"player {name!r}: {field}",
-            found,
-            f"{expected!r}, the value in the other run",
-        )
+        allowed = f"{expected!r}, the value in the other run"
+        require(found == expected, f"player {name!r}: {field}", found, allowed)
 
 
 def make_game(
@@ -336,12 +291,10 @@ def make_game(
     """
     casts = tuple(tuple(dict.fromkeys(seat.actor for seat in seats)) for seats in candidates)
     which, learned = [], []
-    for cast, seats, choice in zip(casts, candidates, chosen, strict=True):
-        which.append(cast.index(choice.actor))
-        holders = [choice, *seats]
-        learned.append(
-            tuple(next(seat.learned for seat in holders if seat.actor == actor) for actor in cast)
-        )
+    for actors, seats, choice in zip(casts, candidates, chosen, strict=True):
+        which.append(actors.index(choice.actor))
+        states = {seat.actor: seat.learned for seat in (*reversed(seats), choice)}
+        learned.append(tuple(states[actor] for actor in actors))
     return Game(setup.env, casts, which, learned, one_copy(state.env_params))
 
 
@@ -367,13 +320,11 @@ def play_step(
     for i, cast in enumerate(game.casts):
         shared = (game.learned[i], obs, keys[i], situation)
         branches = [functools.partial(_act, game, cast, k, greedy) for k in range(len(cast))]
-        actions[i], carry = jax.lax.switch(game.which[i], branches, carries[i], shared)
+        actions[str(i)], carry = jax.lax.switch(game.which[i], branches, carries[i], shared)
         carries_after.append(carry)
-    assignments = {i: cast[0].policy.assignment for i, cast in enumerate(game.casts)}
-    action = from_groups(game.env, scatter(assignments, actions))
-    steps = [
-        step_replicas(view, env_keys, replicas, action, game.env_params) for view in game.views
-    ]
+    assignments = {str(i): cast[0].policy.assignment for i, cast in enumerate(game.casts)}
+    action, params = from_groups(game.env, scatter(assignments, actions)), game.env_params
+    steps = [step_replicas(view, env_keys, replicas, action, params) for view in game.views]
     _, replicas, *outcome = steps[0]  # views differ in obs only; XLA computes the rest once
     return (tuple(obs for obs, *_ in steps), replicas, carries_after), action, *outcome
 

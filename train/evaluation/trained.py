@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,13 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_known
+from wdjax.env import Env
 from wdjax.spaces import Space, sample_shapes
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Actor
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
+from wdjax.train.state.types import Carry, Observation, PyTree
 
 
 @struct.dataclass
@@ -34,7 +36,7 @@ class TrainedPolicy:
         """Action space of one agent."""
         return self.actor.policy.assignment.action_space
 
-    def init_memory(self, *shape: int) -> Any:
+    def init_memory(self, *shape: int) -> Carry:
         """Return the memory at the start of an episode, None for feed-forward policies.
 
         Args:
@@ -44,17 +46,15 @@ class TrainedPolicy:
             Leaves [*shape, ...].
         """
         assignment = self.actor.policy.assignment
-        first = assignment.segments[0]
-        one = dataclasses.replace(
-            assignment, segments=(dataclasses.replace(first, stop=first.start + 1),)
-        )
+        first = dataclasses.replace(assignment.segments[0], stop=assignment.segments[0].start + 1)
+        one = dataclasses.replace(assignment, segments=(first,))
         policy = dataclasses.replace(self.actor.policy, assignment=one)
         carry = policy.algorithm.init_carry(policy, math.prod(shape))
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[2:]), carry)
 
     def act(
-        self, obs: Any, memory: Any = None, key: jax.Array | None = None
-    ) -> tuple[jax.Array, Any]:
+        self, obs: Observation, memory: Carry = None, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Carry]:
         """Choose actions. A pure function: jit and vmap it as needed.
 
         Args:
@@ -75,7 +75,8 @@ class TrainedPolicy:
         start = self.init_memory(*leading)
         memory = start if memory is None else memory
         shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (memory, start))
-        same = jax.tree.structure(memory) == jax.tree.structure(start) and shapes == expected
+        structures: list[object] = [jax.tree.structure(tree) for tree in (memory, start)]
+        same = structures[0] == structures[1] and shapes == expected
         require(same, "memory shapes", shapes, f"{expected}, as returned by `act`")
         size = math.prod(leading)
         rows = jax.tree.map(
@@ -85,14 +86,17 @@ class TrainedPolicy:
             lambda leaf: jnp.reshape(leaf, (size, 1, *leaf.shape[len(leading) :])), memory
         )
         keys = jax.random.split(jax.random.key(0) if key is None else key)
-        action, carry = self.actor.choose(None, self.learned, carry, rows, keys, (), key is None)
+        env, situation = cast(Env, None), (None, None)  # only scripts use them
+        action, carry = self.actor.choose(
+            env, self.learned, carry, rows, keys, situation, key is None
+        )
 
         def unfold(leaf: jax.Array) -> jax.Array:
             return jnp.reshape(leaf, (*leading, *leaf.shape[2:]))
 
         return unfold(action), jax.tree.map(unfold, carry)
 
-    def _leading_axes(self, obs: Any, parts: Any) -> tuple[int, ...]:
+    def _leading_axes(self, obs: Observation, parts: PyTree) -> tuple[int, ...]:
         """Return the leading axes of observations, before those in `parts`. Raise as `act`."""
         shapes = jax.tree.map(jnp.shape, obs), jax.tree.map(lambda part: part.shape, parts)
         first, part = jnp.shape(next(iter(jax.tree.leaves(obs)), 0)), jax.tree.leaves(parts)[0]
@@ -102,12 +106,10 @@ class TrainedPolicy:
         require(shapes[0] == wanted and 0 not in leading, "obs shapes", shapes[0], words)
         for leaf, part in zip(jax.tree.leaves(obs), jax.tree.leaves(parts), strict=True):
             dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
-            if not (
-                jnp.issubdtype(dtype, jnp.bool_) or np.can_cast(dtype, np.float64, "same_kind")
-            ):
-                raise TypeError(
-                    f"obs dtype {dtype}: must be {part.dtype}, or another bool, integer or float dtype"
-                )
+            is_bool = jnp.issubdtype(dtype, jnp.bool_)
+            if not (is_bool or np.can_cast(dtype, np.float64, "same_kind")):
+                words = f"must be {part.dtype}, or another bool, integer or float dtype"
+                raise TypeError(f"obs dtype {dtype}: {words}")
         return leading
 
 
@@ -124,14 +126,19 @@ def trained_policy(learner: Learner, state: TrainState, policy: str | None = Non
             population.
     """
     policies = learner.setup.policies
-    require(
-        policy is not None or len(policies) == 1, "policy", policy, f"one of {', '.join(policies)}"
-    )
+    known = policy is not None or len(policies) == 1
+    require(known, "policy", policy, f"one of {', '.join(policies)}")
     policy = next(iter(policies)) if policy is None else policy
     require_known("policy", policy, policies)
-    words = "(), a single run. Select a population member with jax.tree.map(lambda leaf: leaf[i], states)."
-    require(state.num_updates.shape == (), "state shape", state.num_updates.shape, words)
+    require_single(state, "state shape")
     return TrainedPolicy(learned_part(state.policies[policy]), Actor(policies[policy], "learned"))
+
+
+def require_single(state: TrainState, field: str) -> None:
+    """Raise ValueError for the states of a population; `field` is their name in the message."""
+    select = "Select a population member with jax.tree.map(lambda leaf: leaf[i], states)."
+    shape = state.num_updates.shape
+    require(shape == (), field, shape, f"(), a single run. {select}")
 
 
 def learned_part(state: PolicyState) -> PolicyState:

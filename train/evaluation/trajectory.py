@@ -1,17 +1,18 @@
 """Recordings of one episode of one replica, for pictures and analysis.
 
-episode = record_episode(*load_run("runs/mine"), jax.random.key(0)) episode.states.x,
-episode.action["runner"], episode.reward["runner"], episode.choice["runner"]["probs"]
-episode.to_npz("episode.npz")  # also: wdjax render runs/mine --npz episode.npz file =
-np.load("episode.npz")  # file["states/x"], file["action/runner"], file["choice/runner/probs"];
-list(file)
+episode = record_episode(*load_run("runs/mine"), jax.random.key(0))
+episode.states.x, episode.action["runner"], episode.reward["runner"]
+episode.choice["runner"]["probs"]
+episode.to_npz("episode.npz")  # also: wdjax render runs/mine --npz episode.npz
+file = np.load("episode.npz")
+file["states/x"], file["action/runner"], file["choice/runner/probs"], list(file)
 """
 
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,7 @@ from wdjax.train.learner.init import host_key
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
 from wdjax.train.state.state import TrainState
+from wdjax.train.state.types import Action, EnvState, Observation
 from wdjax.train.storage.leaves import by_place
 
 MAX_STEPS = 1_000
@@ -34,16 +36,16 @@ OBS_BYTES = 256 * 2**20  # maximum size of MAX_STEPS observations to include in 
 class Trajectory(struct.PyTreeNode):
     """One episode of one replica as NumPy arrays, with T steps and T + 1 states."""
 
-    states: Any  # environment states, leaves [T + 1, ...]
-    action: Any  # as passed to the environment, leaves [T, ...]
-    reward: Any  # as returned by the environment, leaves [T, ...]
-    terminated: Any  # as returned by the environment, leaves [T, ...]
-    truncated: Any  # as returned by the environment, leaves [T, ...]
-    choice: dict[str, dict[str, Any]]
+    states: EnvState  # environment states, leaves [T + 1, ...]
+    action: Action  # as passed to the environment, leaves [T, ...]
+    reward: chex.ArrayTree  # as returned by the environment, leaves [T, ...]
+    terminated: chex.ArrayTree  # as returned by the environment, leaves [T, ...]
+    truncated: chex.ArrayTree  # as returned by the environment, leaves [T, ...]
+    choice: dict[str, dict[str, np.ndarray]]
     """by policy (or role) trained with A2C or PPO, [T, n, ...]: "value"; for discrete actions
     "probs" of all actions, components concatenated; for continuous actions "mean" and "std" of the
     normal distribution before squashing"""
-    obs: Any = None
+    obs: Observation | None = None
     """observations that the actions were chosen on, leaves [T, ...]; None if not recorded"""
 
     def to_npz(self, path: str | Path) -> Path:
@@ -95,7 +97,7 @@ def record_episode(
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, state, [[player] for player in chosen], chosen)
 
-    def is_key(leaf: Any) -> bool:
+    def is_key(leaf: jax.Array) -> bool:
         return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
     # a copy on the host, so that the program of `compile_recording` fits wherever the state lies
@@ -142,7 +144,7 @@ def _record_jit(
         for [actor], [learned], [carried] in zip(game.casts, game.learned, carries, strict=True):
             describe = actor.policy.algorithm.describe if actor.kind == "learned" else lambda *_: {}
             described.append(describe(actor.policy, learned, carried, game.shown_to(actor, seen)))
-        row = {"choice": described}
+        row: dict[str, object] = {"choice": described}
         carry, row["action"], *outcome, info = play_step(
             game, carry, action_key, env_key[None], greedy
         )
@@ -150,6 +152,7 @@ def _record_jit(
         row["obs"] = seen[0] if observations else None
         return carry, (carry[1].env_state, info["over"][0], row)
 
+    rows: tuple[chex.ArrayTree, ...]
     _, rows = jax.lax.scan(step, first, jax.random.split(step_key, max_steps))
     return (first[1].env_state, *rows)
 
