@@ -21,7 +21,7 @@ from wdjax.train.learner.validate import validate
 from wdjax.train.state.hypers import OLD_BLOCK
 from wdjax.train.state.registry import flat_policy, policy_fields, read_config, without_old_options
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import open_checkpoints, save
+from wdjax.train.storage.checkpoint import HostData, open_checkpoints, save
 from wdjax.train.storage.folder import (
     CONFIG,
     trusted_values,
@@ -226,7 +226,7 @@ def save_run(
     workdir.mkdir(parents=True)
     lines = "".join(json.dumps(row) + "\n" for row in metrics)
     write_text(workdir / "metrics.jsonl", lines)
-    host = {"metrics_size": len(lines.encode()), "best_score": best_score}
+    host: HostData = {"metrics_size": len(lines.encode()), "best_score": best_score}
     with open_checkpoints(workdir / "checkpoints", 1) as checkpoints:
         save(checkpoints, int(state.num_updates), state, host)
     write_config(workdir, config)

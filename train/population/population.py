@@ -202,7 +202,7 @@ class Population:
             batches: (folder, population) of batches with all members, from old to new.
         """
         wanted = [member["member"] for member in self.members]
-        found: dict[int, TrainState] = {}
+        found: dict[object, TrainState] = {}
         for folder, earlier in reversed(batches):
             places = {member["member"]: place for place, member in enumerate(earlier.members)}
             missing = [number for number in places if number in wanted and number not in found]

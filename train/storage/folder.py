@@ -306,7 +306,11 @@ def made_with() -> dict[str, object]:
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:
-    """Return a configuration as nested mappings and lists for YAML and JSON (`from_mapping`)."""
+    """Return a configuration as nested mappings and lists, for YAML and JSON.
+
+    Args:
+        config: the configuration; `from_mapping` reads the result back.
+    """
     values = dataclasses.asdict(config)
     for own in (*values["policies"].values(), *values["teams"].values()):
         own |= own.pop("options")
