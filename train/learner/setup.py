@@ -108,8 +108,12 @@ def make_policy(name: str, context: Context) -> Policy:
     if is_own := not type(algorithm).__module__.startswith("wdjax."):
         require_used(name, context, own, algorithm, network)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
-    field = f"policies.{name}.network: number of parameters"
-    require(count <= LARGEST, field, count, f"at most {LARGEST}")
+    require(
+        count <= LARGEST,
+        f"policies.{name}.network: number of parameters",
+        count,
+        f"at most {LARGEST}",
+    )
     loss = getattr(algorithm, "loss", None)
     if algorithm.has_kernels and loss and is_custom(loss):
         allowed = "linear in the means of its terms (a square or a logarithm of a mean is not)"
@@ -131,9 +135,12 @@ def make_policy(name: str, context: Context) -> Policy:
     if is_own and own.normalize_observation:
         params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
         state = jax.eval_shape(functools.partial(algorithm.init, policy), params)
-        allowed = f"False (the default): {own.algorithm} does not use it"
-        field = f"policies.{name}.normalize_observation"
-        require(state.normalizer is not None, field, True, allowed)
+        require(
+            state.normalizer is not None,
+            f"policies.{name}.normalize_observation",
+            True,
+            f"False (the default): {own.algorithm} does not use it",
+        )
     carries = jax.eval_shape(lambda: algorithm.init_carry(policy, 1)) is not None
     policy = dataclasses.replace(policy, is_recurrent=carries and has_memory(network))
     algorithm.check_network(policy, network)
@@ -179,8 +186,12 @@ def require_used(
             continue
         same = nnx.graphdef(network) == nnx.graphdef(other)
         same = same and shapes_of(network) == shapes_of(other)
-        allowed = f"{usual!r} (the default): {config.algorithm} does not use it"
-        require(not same, f"policies.{name}.network.{field}", value, allowed)
+        require(
+            not same,
+            f"policies.{name}.network.{field}",
+            value,
+            f"{usual!r} (the default): {config.algorithm} does not use it",
+        )
 
 
 def shapes_of(network: nnx.Module) -> chex.ArrayTree:

@@ -29,16 +29,28 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     require_allowed("", config)
     steps = config.total_env_steps
     most = LARGEST * config.env_steps_per_update
-    allowed = f"at most {most} (2**31 - 1 updates, counted in int32)"
-    require(steps <= most, "total_env_steps", steps, allowed)
+    require(
+        steps <= most,
+        "total_env_steps",
+        steps,
+        f"at most {most} (2**31 - 1 updates, counted in int32)",
+    )
     divides = config.num_envs % config.blocks == 0
     require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
     fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
-    allowed = f"a divisor of num_blocks = {config.blocks} (0: as many as possible)"
-    require(fits, "devices", config.devices, allowed)
+    require(
+        fits,
+        "devices",
+        config.devices,
+        f"a divisor of num_blocks = {config.blocks} (0: as many as possible)",
+    )
     if not isinstance(config.reset, str):
-        allowed = "'fresh', 'fixed' or a number of starts, at least 1 and below 2**31"
-        require(1 <= config.reset <= LARGEST, "reset", config.reset, allowed)
+        require(
+            1 <= config.reset <= LARGEST,
+            "reset",
+            config.reset,
+            "'fresh', 'fixed' or a number of starts, at least 1 and below 2**31",
+        )
     for name, goal in config.stop_at.items():
         require(math.isfinite(goal), f"stop_at.{name}", goal, "finite")
     require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
@@ -65,8 +77,7 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     returns = [f"{name}/episode_return" for name in config.policies]
     best = config.best_by
     if best is not None and best not in returns:
-        known = [*returns, *reported_statistics(env, params, config)]
-        require_known("best_metric", best, known)
+        require_known("best_metric", best, [*returns, *reported_statistics(env, params, config)])
     return env, params, assignments
 
 
@@ -94,18 +105,31 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     path = f"policies.{name}"
     frozen = policy.past_selves and not policy.trainable
     require_allowed(f"{path}.", policy)
-    allowed = "0 if trainable is false: the policy never changes"
-    require(not frozen, f"{path}.past_selves", policy.past_selves, allowed)
+    require(
+        not frozen,
+        f"{path}.past_selves",
+        policy.past_selves,
+        "0 if trainable is false: the policy never changes",
+    )
     check_options(f"{path}.network", policy.network)
     memory, usual = policy.network.memory, NetworkConfig().memory
     memory_class(memory, f"{path}.network.memory")
-    words = f"{usual!r} (the default) if recurrent_size is 0. Set recurrent_size, the width of the memory"
+    allowed = f"{usual!r} (the default) if recurrent_size is 0"
     is_used = policy.network.recurrent_size or memory == usual
-    require(is_used, f"{path}.network.memory", memory, words)
+    require(
+        is_used,
+        f"{path}.network.memory",
+        memory,
+        f"{allowed}. Set recurrent_size, the width of the memory",
+    )
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     shifted = policy.normalize_observation and raw
-    allowed = f"false with encoder {policy.network.encoder!r}"
-    require(not shifted, f"{path}.normalize_observation", True, allowed)
+    require(
+        not shifted,
+        f"{path}.normalize_observation",
+        True,
+        f"false with encoder {policy.network.encoder!r}",
+    )
 
 
 def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignment) -> None:
@@ -114,23 +138,35 @@ def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignm
     alone, pool = len(config.policies) == 1, pool_of(policy)
     for field, usual in (("past_selves", "0"), ("opponents", "left out")):
         value = getattr(policy, field)
-        allowed = f"{usual} in a run with a single policy"
-        require(not (value and alone), f"{path}.{field}", value, allowed)
+        require(
+            not (value and alone),
+            f"{path}.{field}",
+            value,
+            f"{usual} in a run with a single policy",
+        )
     what = "past_selves" if policy.past_selves else "opponents"
     reason = f"{path} has {what}: each block is played by the policy or by one opponent"
     enough = not pool.size or config.blocks >= 2
     require(enough, "num_blocks", config.blocks, f"at least 2, because {reason}")
     for field in ("opponents_every", "opponents_priority"):
         value, usual = getattr(policy, field), getattr(PolicyConfig(), field)
-        allowed = f"{usual} (the default) without opponents and past_selves"
-        require(pool.size or value == usual, f"{path}.{field}", value, allowed)
+        require(
+            pool.size or value == usual,
+            f"{path}.{field}",
+            value,
+            f"{usual} (the default) without opponents and past_selves",
+        )
     for script in pool.rules:
         kind = f"script in {path}.opponents (a run is a path that contains '/'):"
         require_known(kind, script, [RANDOM, *env.scripts])
         group = None if script == RANDOM else env.scripts[script][0]
         others = [part.group for part in assignment.segments if group not in (None, part.group)]
-        allowed = f"a script that also acts for {', '.join(others)}: this one acts for {group} only"
-        require(not others, f"{path}.opponents: script", script, allowed)
+        require(
+            not others,
+            f"{path}.opponents: script",
+            script,
+            f"a script that also acts for {', '.join(others)}: this one acts for {group} only",
+        )
     _validate_shares(path, policy)
 
 

@@ -94,12 +94,17 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     """Raise ValueError, with the difference, if policies cannot share parameters."""
     path = f"policies.{policy.name}"
     same = type(policy.algorithm).make_network is type(theirs.algorithm).make_network
-    allowed = f"{theirs.config.algorithm!r}, as in {field}"
-    require(same, f"{path}.algorithm", policy.config.algorithm, allowed)
+    require(
+        same,
+        f"{path}.algorithm",
+        policy.config.algorithm,
+        f"{theirs.config.algorithm!r}, as in {field}",
+    )
     own, other = (read_part(p.config) for p in (policy, theirs))
     for name, value in own.items():
-        allowed = f"{other.get(name)!r}, as in {field}"
-        require(value == other.get(name), f"{path}.{name}", value, allowed)
+        require(
+            value == other.get(name), f"{path}.{name}", value, f"{other.get(name)!r}, as in {field}"
+        )
     mine, his = ([part.group for part in p.assignment.types] for p in (policy, theirs))
     require(mine == his, f"{path}.agents: agent types", mine, f"{his} in this order, as in {field}")
     for kind in ("observation_space", "action_space"):

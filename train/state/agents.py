@@ -121,8 +121,12 @@ def assign_agents(
         types = tuple(types_of(selectors, parts)) if policies[name].agent_type_feature else ()
         if types:
             only = f"the single selector {parts[0].group!r}, which has only one type"
-            allowed = f"false if `agents` is {only}"
-            require(len(types) > 1, f"policies.{name}.agent_type_feature", True, allowed)
+            require(
+                len(types) > 1,
+                f"policies.{name}.agent_type_feature",
+                True,
+                f"false if `agents` is {only}",
+            )
             # an action mask stays at the top level
             mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
             space = Dict({"obs": without_mask(space), AGENT_TYPE: Discrete(len(types)), **mask})
@@ -159,8 +163,12 @@ def parse_selectors(
         allowed = (
             "a group, a slice such as 'runner[0:50]', an index, or 'runner[*]' for a type per agent"
         )
-        known = group in sizes or (match and re.fullmatch(r"\w+", group))
-        require(known, f"policies.{policy}.agents", selector, allowed)
+        require(
+            group in sizes or (match and re.fullmatch(r"\w+", group)),
+            f"policies.{policy}.agents",
+            selector,
+            allowed,
+        )
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
         stop = start + 1 if index else int(last or sizes[group])

@@ -79,8 +79,12 @@ def _require_algorithm(what: str, found: object) -> None:
         if is_required(field):
             raise TypeError(f"{words}: {field.name} has none")
         taken = field.name in PolicyConfig.__dataclass_fields__
-        allowed = "a name that is not a field of every policy"
-        require(not taken, f"{what}: an option", field.name, allowed)
+        require(
+            not taken,
+            f"{what}: an option",
+            field.name,
+            "a name that is not a field of every policy",
+        )
     bases = (base for base in found.__mro__[1:] if issubclass(base, Algorithm))
     base = next((base for base in bases if "Options" in vars(base)), Algorithm)
     if base is not Algorithm and not issubclass(options, base.Options):
@@ -273,8 +277,9 @@ def with_options(path: str, config: ConfigT) -> ConfigT:
     given: Any = config.options
     if dataclasses.is_dataclass(given) and type(given) is not cls:  # of another algorithm
         given = dict(changed(given))
-    known = isinstance(given, Mapping | cls)
-    require(known, f"{path}.options", given, "a mapping of fields", TypeError)
+    require(
+        isinstance(given, Mapping | cls), f"{path}.options", given, "a mapping of fields", TypeError
+    )
     if isinstance(given, Mapping):
         owned = cls.__dataclass_fields__
         given = without_unused(path, given, config.algorithm, owned, type(config))
