@@ -16,7 +16,7 @@ from wdjax.checks import printable
 class Unbroken(io.FileIO):
     """A file descriptor that drops output once its reader, a pipe or a terminal, is gone."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
@@ -35,9 +35,9 @@ def keep_output() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf8"))  # noqa: SIM115
             continue
         raw = Unbroken(stream.fileno(), "w", closefd=False)
-        raw = raw if stream.write_through else io.BufferedWriter(raw)  # PYTHONUNBUFFERED
+        output: Any = raw if stream.write_through else io.BufferedWriter(raw)  # PYTHONUNBUFFERED
         same = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **same))
+        setattr(sys, name, io.TextIOWrapper(output, stream.encoding, stream.errors, **same))
 
 
 def show(text: Any) -> None:

@@ -7,7 +7,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 
 def import_when_used(
@@ -19,10 +19,10 @@ def import_when_used(
     which makes them visible to type checkers. Assign the results under `if not TYPE_CHECKING`:
     a type checker that sees `__getattr__` accepts every name.
     """
-    tree = ast.parse(sys.modules[package].__spec__.loader.get_source(package))
+    source = cast(Any, sys.modules[package].__spec__).loader.get_source(package)
     home = {
-        alias.name: f"{package}.{alias.name}" if line.module == package else line.module
-        for node in tree.body
+        alias.name: f"{package}.{alias.name}" if line.module == package else str(line.module)
+        for node in ast.parse(source).body
         if isinstance(node, ast.If)
         for line in node.body
         if isinstance(line, ast.ImportFrom)

@@ -86,10 +86,20 @@ def start_play(env: Env, params: Any, key: jax.Array, num_envs: int) -> PlayStat
 
     def start(key: jax.Array) -> PlayState:
         keys, zero = tuple(jax.random.split(key, 3)), jnp.int32(0)
-        first = env.reset(jax.random.fold_in(keys[2], 0), params)
-        state = begin_episodes(env, key, first[1], params)
-        sums = (state.episode_return, state.episode_length, state.episode_info)
-        return PlayState(keys, zero, zero, *first, first, jnp.bool_(False), *sums)
+        obs, env_state = first = env.reset(jax.random.fold_in(keys[2], 0), params)
+        state = begin_episodes(env, key, env_state, params)
+        return PlayState(
+            keys,
+            zero,
+            zero,
+            obs,
+            env_state,
+            first,
+            jnp.bool_(False),
+            state.episode_return,
+            state.episode_length,
+            state.episode_info,
+        )
 
     return jax.vmap(start)(jax.random.split(key, num_envs))
 
@@ -146,17 +156,31 @@ def play_step(
     replica = VectorState(state.env_state, *sums, (state.next_start, state.has_next))
     step_key = jax.random.fold_in(step_key, state.time)
     restart = functools.partial(_restart, env, params, state)
-    obs, replica, *outcome, info = step_replicas(env, step_key, replica, action, params, restart)
-    final_obs, over = info["final_obs"], info["over"]
-    sums = (info["episode_return"], info["episode_length"], info["episode_info"])
-    transition = Transition(state.obs, action, *outcome, final_obs, obs, over, *sums)
+    obs, replica, reward, terminated, truncated, info = step_replicas(
+        env, step_key, replica, action, params, restart
+    )
+    transition = Transition(
+        state.obs,
+        action,
+        reward,
+        terminated,
+        truncated,
+        info["final_obs"],
+        obs,
+        info["over"],
+        info["episode_return"],
+        info["episode_length"],
+        info["episode_info"],
+    )
+    next_start, has_next = replica.starts
     state = PlayState(
         state.keys,
         state.time + 1,
-        state.episode + over,
+        state.episode + info["over"],
         obs,
         replica.env_state,
-        *replica.starts,
+        next_start,
+        has_next,
         replica.episode_return,
         replica.episode_length,
         replica.episode_info,

@@ -17,7 +17,7 @@ import pathlib
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import jax
 import numpy as np
@@ -259,9 +259,9 @@ def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, mor
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         try:
             for last in itertools.chain([first], frames):
-                ffmpeg.stdin.write(last.tobytes())
+                cast(IO[bytes], ffmpeg.stdin).write(last.tobytes())
             for _ in range(more):
-                ffmpeg.stdin.write(last.tobytes())
+                cast(IO[bytes], ffmpeg.stdin).write(last.tobytes())
         except BrokenPipeError:  # ffmpeg's error output, read below, contains the reason
             pass
         _, stderr = ffmpeg.communicate()
@@ -453,7 +453,8 @@ def check_states(env: Env, states: Any, params: Any, leading: int = 0) -> int:
         ValueError: If a leaf has a wrong shape, or there are no states.
     """
     one_state = _one_state(env, params)
-    if jax.tree.structure(states) != jax.tree.structure(one_state):
+    structure: object = jax.tree.structure(states)  # jax has no type for it
+    if structure != jax.tree.structure(one_state):
         hint = " (pass its env_state)" if hasattr(states, "env_state") else ""
         actual = f"a {type(states).__module__}.{type(states).__name__}{hint}"
         raise TypeError(

@@ -6,7 +6,7 @@ return it, and `space.single` is the space of one of them.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,19 @@ class _Shown:
     """Base of all spaces: notebooks show a table."""
 
     def _repr_html_(self) -> str:
-        return html_table(space_rows(self), caption=type(self).__name__)
+        return html_table(space_rows(cast(Space, self)), caption=type(self).__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Choices(_Shown):
     """Base of the int32 spaces: `sizes` are numbers of choices, `batch_shape` the agent axes."""
+
+    if TYPE_CHECKING:  # defined by the subclasses
+
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+        @property
+        def sizes(self) -> int | np.ndarray: ...
 
     @property
     def dtype(self) -> Any:
@@ -35,11 +42,12 @@ class _Choices(_Shown):
 
     @property
     def single(self) -> Self:
-        return dataclasses.replace(self, batch_shape=())
+        return dataclasses.replace(cast(Any, self), batch_shape=())
 
     def batch(self, num: int) -> Self:
         """Return the space of `num` agents, with a new leading axis."""
-        return dataclasses.replace(self, batch_shape=(num, *self.batch_shape))
+        own = cast(Any, self)
+        return dataclasses.replace(own, batch_shape=(num, *own.batch_shape))
 
     def sample(self, key: jax.Array) -> jax.Array:
         """Draw each component uniformly."""
@@ -258,10 +266,10 @@ class Dict(_Shown):
             )
 
     @property
-    def single(self) -> Self:
+    def single(self) -> "Dict":
         return Dict({name: space.single for name, space in self.spaces.items()})
 
-    def batch(self, num: int) -> Self:
+    def batch(self, num: int) -> "Dict":
         """Return the space of `num` agents, with a new leading axis in each part."""
         return Dict({name: space.batch(num) for name, space in self.spaces.items()})
 

@@ -1,7 +1,7 @@
 """Rendering of environments that override `draw` to use matplotlib instead of a scene."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -75,7 +75,7 @@ def new_figure(size: tuple[int, int] | None) -> tuple["Figure", "Axes"]:
     inches = ((width + 0.5) / dpi, (height + 0.5) / dpi)
     # The compressed layout places a legend next to axes with equal aspect.
     figure = Figure(figsize=inches, dpi=dpi, layout="compressed")
-    figure.get_layout_engine().set(w_pad=PAD, h_pad=PAD)
+    cast(Any, figure.get_layout_engine()).set(w_pad=PAD, h_pad=PAD)
     return figure, figure.add_subplot()
 
 
@@ -89,7 +89,7 @@ def lay_out(figure: "Figure", axes: "Axes", fit_height: bool) -> None:
     """
     figure.draw_without_rendering()
     if fit_height:
-        needed = axes.get_tightbbox().height / figure.dpi + 2 * PAD
+        needed = cast(Any, axes.get_tightbbox()).height / figure.dpi + 2 * PAD
         figure.set_figheight(min(needed, figure.get_figheight()))
         figure.draw_without_rendering()
     figure.set_layout_engine("none")

@@ -1,7 +1,7 @@
 """Layout of a picture (`lay_out`) and drawing of its parts onto a canvas of pixels or SVG."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -78,7 +78,10 @@ class Layout:
 
     def place(self, scene: Scene, points: np.ndarray) -> np.ndarray:
         """Convert positions [..., 2] from environment units to pixels."""
-        (x0, y0, x1, y1), (left, top, width, height) = scene.extent, self.world
+        (x0, y0, x1, y1), (left, top, width, height) = (
+            cast(Rect, scene.extent),
+            cast(Rect, self.world),
+        )
         scale = np.array([width / (x1 - x0), -height / (y1 - y0)])
         return (points - np.array([x0, y1])) * scale + np.array([left, top])
 
@@ -236,7 +239,8 @@ def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
 
 def _draw_axes(canvas: Canvas, scene: Scene, layout: Layout) -> None:
     """Draw the frame around the marks, with ticks and axis labels."""
-    k, (x, y, width, height), (x0, y0, x1, y1) = layout.unit, layout.world, scene.extent
+    k, (x, y, width, height) = layout.unit, cast(Rect, layout.world)
+    x0, y0, x1, y1 = cast(Rect, scene.extent)
     frame = np.array([[[x, y], [x + width, y], [x + width, y + height], [x, y + height]]])
     canvas.polygons(frame, "ink", np.ones(1), k, False)
     for value, label in ticks(x0, x1, max(2, int(width / (55 * k)))):

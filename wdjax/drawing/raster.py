@@ -32,7 +32,8 @@ MOVE, LINE, CLOSE = 1, 2, 79  # matplotlib's path codes
 
 def rgb(color: str) -> tuple[float, float, float]:
     """Return the (red, green, blue) of a color in `COLORS` for light backgrounds, 0 to 1."""
-    return tuple(int(COLORS[color][0][i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (int(COLORS[color][0][i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return red, green, blue
 
 
 class Pixels:
@@ -259,8 +260,8 @@ def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np
     commonest = codes[np.argsort(-counts, kind="stable")[: PALETTE_COLORS // 4]]
     exact = np.array(list(dict.fromkeys([*kept, *commonest.tolist()])), codes.dtype)
     # Each color has the same weight here, so that rare hues are represented too.
-    shades = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])
-    shades = shades.quantize(
+    image = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])
+    shades = image.quantize(
         PALETTE_COLORS - len(exact), kmeans=1, dither=Image.Dither.NONE
     ).getpalette()
     return np.concatenate([colors_of(exact), np.array(shades, np.uint8).reshape(-1, 3)])

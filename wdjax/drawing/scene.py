@@ -16,7 +16,7 @@ from them. T is the number of frames, N the number of items of a mark.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -207,7 +207,7 @@ class Lines:
         require(
             window is None or (window.ndim == 2 and window.shape[1] == 2),
             "window.shape",
-            np.shape(window),
+            np.shape(cast(np.ndarray, window)),
             "(T, 2)",
         )
         _set_plain(self)
@@ -426,7 +426,8 @@ class Scene:
     @property
     def legend(self) -> list[Shapes | Lines]:
         """Marks with a label, top first."""
-        return [mark for mark in reversed(self.marks) if getattr(mark, "label", "")]
+        labeled = (mark for mark in reversed(self.marks) if isinstance(mark, Shapes | Lines))
+        return [mark for mark in labeled if mark.label]
 
 
 def _of_frames(plot: Plot, frames: int) -> Plot:
@@ -435,13 +436,13 @@ def _of_frames(plot: Plot, frames: int) -> Plot:
     require(
         x is None or (x.shape == (frames,) and np.isfinite(x).all()),
         "Plot.x.shape",
-        np.shape(x),
+        np.shape(cast(np.ndarray, x)),
         f"({frames},), with finite values",
     )
     series = [
         dataclasses.replace(
             curve,
-            **{
+            **{  # type: ignore[arg-type]  # the names of three fields
                 name: np.broadcast_to(value, (frames,))
                 for name in ("values", "low", "high")
                 if (value := getattr(curve, name)) is not None
@@ -514,11 +515,9 @@ def trails(scene: Scene, mark: Shapes, t: int, each: int = 1) -> tuple[np.ndarra
         0 to 1).
     """
     first = max(t - scene.trail_length, int(starts(scene.time)[t]), 0)
-    position = (
-        np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1]
-        if len(mark.x) > 1
-        else ()
-    )
+    position = np.zeros((0, 1, 2))
+    if len(mark.x) > 1:
+        position = np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1]
     position = position[(len(position) - 1) % each :: each]
     if len(position) < 2:
         return np.zeros((0, 1, 2, 2)), np.zeros(0)

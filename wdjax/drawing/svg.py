@@ -249,8 +249,8 @@ def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clo
     if isinstance(mark, Shapes):
         return _move_shapes(canvas, scene, layout, mark, clock)
 
-    def draw(target, t) -> str:
-        return draw_mark(target, scene, layout, mark, t)
+    def draw(target: Svg, t: int) -> None:
+        draw_mark(target, scene, layout, mark, t)
 
     if isinstance(mark, Lines):
         paths = []
