@@ -151,8 +151,10 @@ def preset_path(preset: str | Path) -> Path:
         FileNotFoundError: if the file does not exist.
     """
     if not isinstance(preset, (str, Path)):
-        allowed = "the name of a preset, the path of a YAML file, or a mapping"
-        raise TypeError(f"preset = {preset!r}: must be {allowed}")
+        raise TypeError(
+            f"preset = {preset!r}: must be "
+            "the name of a preset, the path of a YAML file, or a mapping"
+        )
     path = Path(preset)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
@@ -162,13 +164,15 @@ def preset_path(preset: str | Path) -> Path:
         raise ValueError(f"{preset} is a run folder. Use its preset {preset}/{CONFIG}.")
     name, known = ALIASES.get(str(preset), str(preset)), list_presets()
     if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
-        words = "not a preset (see wdjax list), a .yaml file or a run folder"
-        raise FileNotFoundError(f"{preset}: {words}")
+        raise FileNotFoundError(
+            f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder"
+        )
     if ":" in str(preset):
-        single = f"For a single agent: wdjax train cartpole_ppo --env {preset}."
-        several = "For several agents: write a preset (docs/how_to/own_environment.md)."
-        words = "this is an environment, not a preset"
-        raise ValueError(f"preset = {preset}: {words}. {single} {several}")
+        raise ValueError(
+            f"preset = {preset}: this is an environment, not a preset. "
+            f"For a single agent: wdjax train cartpole_ppo --env {preset}. "
+            "For several agents: write a preset (docs/how_to/own_environment.md)."
+        )
     require_known("preset", name, [*known, *ALIASES])
     return PRESETS / f"{name}.yaml"
 

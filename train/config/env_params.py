@@ -30,8 +30,9 @@ def make_env(config: TrainConfig) -> tuple[Env, Any]:
         raise type(error)(f"env {config.env!r}, env_params: {error}") from None
     for name, value in config.env_params.items():
         if dataclasses.is_dataclass(value):  # cannot be saved in config.yaml
-            words = f"must be a number, text or a list, not a {type(value).__name__}"
-            raise TypeError(f"env_params.{name}: {words}")
+            raise TypeError(
+                f"env_params.{name}: must be a number, text or a list, not a {type(value).__name__}"
+            )
     defaults = env.default_params
     for field in dataclasses.fields(params):
         value, default = getattr(params, field.name), cast(Any, field.default)

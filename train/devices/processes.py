@@ -70,8 +70,11 @@ def connect(
         return
     where = f" at {coordinator}" if coordinator else ""
     which = "" if missing else f"process {process_id} of {num_processes}: "
-    waiting = f"waiting for the other processes{where} (at most {CONNECT_SECONDS} s)"
-    print(f"{which}{waiting}", file=sys.stderr, flush=True)
+    print(
+        f"{which}waiting for the other processes{where} (at most {CONNECT_SECONDS} s)",
+        file=sys.stderr,
+        flush=True,
+    )
     with kept_handler(signal.SIGTERM):
         jax.distributed.initialize(
             coordinator, num_processes, process_id,
@@ -112,8 +115,12 @@ def is_one_of_several() -> bool:
 def require_fit(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
     """Raise ValueError for an invalid address, number of processes or process. None is valid."""
     port = re.fullmatch(r".+:(\d{1,5})", coordinator or "any:1")
-    allowed = "HOST:PORT of process 0, with a port from 1 to 65535"
-    require(port and 1 <= int(port[1]) <= 65535, flag("coordinator"), coordinator, allowed)
+    require(
+        port and 1 <= int(port[1]) <= 65535,
+        flag("coordinator"),
+        coordinator,
+        "HOST:PORT of process 0, with a port from 1 to 65535",
+    )
     positive = num_processes is None or num_processes >= 1
     require(positive, flag("num_processes"), num_processes, "at least 1")
     if process_id is not None:
@@ -191,8 +198,9 @@ def _together(who: str, function: Callable[..., object], *arguments: object) -> 
     if error is not None:
         raise error
     if failed:
-        words = "The error message is in the output of that process"
-        raise OthersRefusedError(f"{who} failed. {words}")
+        raise OthersRefusedError(
+            f"{who} failed. The error message is in the output of that process"
+        )
 
 
 def wait_for_all() -> None:

@@ -55,6 +55,7 @@ def find_devices() -> list[jax.Device]:
         reason = one_line(error) if str(error) else missing
         if not names or names == "cpu":  # jax itself names the platform
             raise OSError(reason) from error
-        install = 'install jax for the device (pip install "jax[cuda12]")'
-        remedy = f"Unset JAX_PLATFORMS, set it to cpu, or {install}"
-        raise OSError(f"JAX_PLATFORMS = {names}: {reason}. {remedy}.") from error
+        raise OSError(
+            f"JAX_PLATFORMS = {names}: {reason}. Unset JAX_PLATFORMS, set it to cpu, or "
+            'install jax for the device (pip install "jax[cuda12]").'
+        ) from error

@@ -140,8 +140,10 @@ def choose_players(
     several = not isinstance(random, str)
     require(several, "random", random, "a list of policy or role names", TypeError)
     if not isinstance(players, Mapping | None):
-        words = "must be a mapping from policy or role names to players"
-        raise TypeError(f"players: {words}, not a {type(players).__name__}")
+        raise TypeError(
+            "players: must be a mapping from policy or role names to players, not a "
+            f"{type(players).__name__}"
+        )
     setup, roles = learner.setup, roles_of(learner.setup)
     replaced = {**(players or {}), **dict.fromkeys(random, "random")}
     for name in replaced:
@@ -156,8 +158,10 @@ def choose_players(
             continue
         player = as_player(setup, own[0])
         if not plays(setup, player, role):
-            words = f"must act for group {role.group}, of role {role.name}"
-            raise ValueError(f"player {player.name!r} (group {player.group}): {words}")
+            raise ValueError(
+                f"player {player.name!r} (group {player.group}): "
+                f"must act for group {role.group}, of role {role.name}"
+            )
         chosen.append(seat(setup, player, role))
         candidates.append([*usual, chosen[-1]])
     return candidates, chosen
@@ -245,8 +249,10 @@ def line_up(
     asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
     for name in asked:
         if name not in used:
-            words = f"must be listed for a role of its group. Roles: {', '.join(titles)}"
-            raise ValueError(f"player {name!r}: {words}")
+            raise ValueError(
+                f"player {name!r}: "
+                f"must be listed for a role of its group. Roles: {', '.join(titles)}"
+            )
     return players
 
 
@@ -273,8 +279,12 @@ def play_in_turns(
     if batch is not None:
         require_integer("batch", batch, 1)
     size = min(batch or num_episodes, num_episodes)
-    allowed = f"at most {MOST_EPISODES} at once. Set batch to play them in parts."
-    require(size <= MOST_EPISODES, "num_episodes", num_episodes, allowed)
+    require(
+        size <= MOST_EPISODES,
+        "num_episodes",
+        num_episodes,
+        f"at most {MOST_EPISODES} at once. Set batch to play them in parts.",
+    )
     num_turns = -(-num_episodes // size)
     turns = []
     for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):

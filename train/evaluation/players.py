@@ -64,16 +64,20 @@ class Player:
     def __post_init__(self):
         player, network = f"player {self.name!r}", self.network
         if not (network is None or isinstance(network, TrainedPolicy) or callable(network)):
-            words = "must be a function of (obs, memory, key) or a policy from load_policy"
-            raise TypeError(f"{player}: network of type {type(network).__name__}: {words}")
+            raise TypeError(
+                f"{player}: network of type {type(network).__name__}: "
+                "must be a function of (obs, memory, key) or a policy from load_policy"
+            )
         if self.learner is None and self.state is None:
             one = self.script is None or network is None
             require(one, f"{player}: network", network, "None for a player with a script")
             return
         if not (isinstance(self.learner, Learner) and isinstance(self.state, TrainState)):
-            found = f"{type(self.learner).__name__}, {type(self.state).__name__}"
-            words = "must be a Learner and its TrainState"
-            raise TypeError(f"{player}: learner, state = {found}: {words}")
+            raise TypeError(
+                f"{player}: learner, state = "
+                f"{type(self.learner).__name__}, {type(self.state).__name__}: "
+                "must be a Learner and its TrainState"
+            )
         for name in ("script", "network"):
             value, allowed = getattr(self, name), "None for a player with a learner"
             require(value is None, f"{player}: {name}", value, allowed)
@@ -174,9 +178,10 @@ def as_player(setup: Setup, player: Player | Script | str) -> Player:
     if callable(player):
         return Player(getattr(player, "__name__", "script"), script=player)
     if not isinstance(player, str):
-        words = "must be a Player, a name or a function"
-        remedy = "For a run use Player(name, *load_run(folder))."
-        raise TypeError(f"player of type {type(player).__name__}: {words}. {remedy}")
+        raise TypeError(
+            f"player of type {type(player).__name__}: must be a Player, a name or a function. "
+            "For a run use Player(name, *load_run(folder))."
+        )
     require_known("player", player, ["random", *setup.env.scripts])
     if player == "random":
         return Player("random")
@@ -197,8 +202,9 @@ def plays(setup: Setup, player: Player, role: Role) -> bool:
         return role.group in [part.group for part in segments]
     groups = group_sizes(setup.env)
     if player.group is None and len(groups) > 1:
-        words = f"group must name the group it acts for ({', '.join(groups)})"
-        raise ValueError(f"player {player.name!r}: {words}")
+        raise ValueError(
+            f"player {player.name!r}: group must name the group it acts for ({', '.join(groups)})"
+        )
     if player.group is not None:
         require_known(f"group of player {player.name!r}", player.group, groups)
     return player.group in (None, role.group)
@@ -228,8 +234,11 @@ def seat(setup: Setup, player: Player, role: Role) -> Candidate:
     if not names:
         parts = role.assignment.segments
         agents = ", ".join(f"{part.group}[{part.start}:{part.stop}]" for part in parts)
-        words = f"none of its policies ({', '.join(theirs.policies)}) controls all agents of"
-        raise ValueError(f"player {player.name!r}: {words} the role ({agents})")
+        raise ValueError(
+            f"player {player.name!r}: "
+            f"none of its policies ({', '.join(theirs.policies)}) controls all agents of the role "
+            f"({agents})"
+        )
     view = None if theirs.env == setup.env else theirs.env
     learned = learned_part(player.state.policies[names[0]])
     return seat_policy(player, theirs.policies[names[0]], learned, role, view)
@@ -258,8 +267,10 @@ def seat_policy(
     known = {agent for part in policy.assignment.types for agent in part.agents}
     for group, number in role.assignment.agents:
         if known and (group, number) not in known:
-            words = f"{policy.name} uses agent_type_feature and has no type for {group}[{number}]"
-            raise ValueError(f"player {player.name!r}: {words}")
+            raise ValueError(
+                f"player {player.name!r}: "
+                f"{policy.name} uses agent_type_feature and has no type for {group}[{number}]"
+            )
     assignment = dataclasses.replace(policy.assignment, segments=role.assignment.segments)
     seated = dataclasses.replace(policy, assignment=assignment)
     return Candidate(player, Actor(seated, "learned", env=view), learned)
@@ -268,14 +279,22 @@ def seat_policy(
 def require_same_game(setup: Setup, other: Setup, name: str) -> None:
     """Raise ValueError if a run has another environment, except for fields in `Env.shown_by`."""
     expected, found = setup.config.env, other.config.env
-    allowed = f"{expected!r}, the environment of the other run"
-    require(found == expected, f"player {name!r}: env", found, allowed)
+    require(
+        found == expected,
+        f"player {name!r}: env",
+        found,
+        f"{expected!r}, the environment of the other run",
+    )
     for field in static_names(setup.env):
         if field in setup.env.shown_by:
             continue
         expected, found = getattr(setup.env, field), getattr(other.env, field)
-        allowed = f"{expected!r}, the value in the other run"
-        require(found == expected, f"player {name!r}: {field}", found, allowed)
+        require(
+            found == expected,
+            f"player {name!r}: {field}",
+            found,
+            f"{expected!r}, the value in the other run",
+        )
 
 
 def make_game(

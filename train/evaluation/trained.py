@@ -102,14 +102,20 @@ class TrainedPolicy:
         first, part = jnp.shape(next(iter(jax.tree.leaves(obs)), 0)), jax.tree.leaves(parts)[0]
         leading = first[: len(first) - part.ndim]
         wanted = jax.tree.map(lambda part: (*leading, *part.shape), parts)
-        words = f"{shapes[1]}, the shapes for one agent, after any leading axes (none of size 0)"
-        require(shapes[0] == wanted and 0 not in leading, "obs shapes", shapes[0], words)
+        require(
+            shapes[0] == wanted and 0 not in leading,
+            "obs shapes",
+            shapes[0],
+            f"{shapes[1]}, the shapes for one agent, after any leading axes (none of size 0)",
+        )
         for leaf, part in zip(jax.tree.leaves(obs), jax.tree.leaves(parts), strict=True):
             dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
             is_bool = jnp.issubdtype(dtype, jnp.bool_)
             if not (is_bool or np.can_cast(dtype, np.float64, "same_kind")):
-                words = f"must be {part.dtype}, or another bool, integer or float dtype"
-                raise TypeError(f"obs dtype {dtype}: {words}")
+                raise TypeError(
+                    f"obs dtype {dtype}: "
+                    f"must be {part.dtype}, or another bool, integer or float dtype"
+                )
         return leading
 
 

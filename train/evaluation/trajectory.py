@@ -214,5 +214,7 @@ def save_episode(
     except (NotImplementedError, OSError):
         raise
     except Exception as error:  # of any type: it may be the user's code
-        name = f"{type(learner.env).__name__}.{'scene' if draws_by_scene(learner.env) else 'draw'}"
-        raise ValueError(f"{name} raises {type(error).__name__}: {one_line(error)}") from error
+        raise ValueError(
+            f"{type(learner.env).__name__}.{'scene' if draws_by_scene(learner.env) else 'draw'}"
+            f" raises {type(error).__name__}: {one_line(error)}"
+        ) from error

@@ -99,9 +99,9 @@ def require_equal_devices(state: TrainState, metrics: Packed) -> None:
     """Raise FailedCheckError if parameters or metrics differ between devices."""
     names = differing_leaves(state, metrics)
     if names:
-        shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
         raise FailedCheckError(
-            f"{shown}: must be equal on all devices but differs after {int(state.num_updates)} "
+            f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+            f": must be equal on all devices but differs after {int(state.num_updates)} "
             "updates. In the algorithm's `update`, reduce gradients, statistics and metrics over "
             "devices with `total` or `average` of wdjax.train.learning, or train with --devices 1. "
             "Earlier checkpoints are kept."

@@ -58,9 +58,12 @@ class Logger:
             yield
         except Exception as error:  # of any type, from the logger's library
             if not self.failed:
-                failed = f"{type(self).__name__} failed and is disabled ({one_line(error)})"
-                words = f"Warning: {failed}; training continues"
-                Console(stderr=True).print(words, highlight=False, soft_wrap=True)
+                Console(stderr=True).print(
+                    f"Warning: {type(self).__name__} failed and is disabled ({one_line(error)}); "
+                    "training continues",
+                    highlight=False,
+                    soft_wrap=True,
+                )
             self.failed = True
 
     def begin(self, run: "Run", row: Row) -> Any:
@@ -83,8 +86,12 @@ class CSVLogger(Logger):
             with open_regular(file, "r", encoding="utf8", newline="") as stream:
                 lines = list(csv.DictReader(stream))
             valid = all((line.get("updates") or "").isdecimal() for line in lines)
-            allowed = "a table with a column updates of whole numbers. Move it away"
-            require(valid, "metrics.csv", str(file), allowed)
+            require(
+                valid,
+                "metrics.csv",
+                str(file),
+                "a table with a column updates of whole numbers. Move it away",
+            )
             old = [line for line in lines if int(line["updates"]) < row["updates"]]
         names = list(row)
         with new_file(file, "w") as stream:
@@ -179,5 +186,6 @@ def _import(library: str, extra: str) -> Any:
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        words = f'the callback {extra!r} needs {library}: pip install "wdjax[{extra}]"'
-        raise ImportError(words) from error
+        raise ImportError(
+            f'the callback {extra!r} needs {library}: pip install "wdjax[{extra}]"'
+        ) from error

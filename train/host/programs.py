@@ -143,9 +143,12 @@ def compile_and_init(
     devices = learner.setup.num_devices
     free = bytes_free(devices)
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like)) // devices
-    remedy = "Lower num_envs, past_selves or buffer_size."
-    allowed = f"at most {free}, the free memory of a device. {remedy}"
-    require(needed <= free, "state size in bytes", needed, allowed)
+    require(
+        needed <= free,
+        "state size in bytes",
+        needed,
+        f"at most {free}, the free memory of a device. Lower num_envs, past_selves or buffer_size.",
+    )
     lowered = lower_chunk(learner, like, most)  # in this thread, which may have own settings of jax
     key = jax.random.key(seed)  # not earlier: it waits for the device, which reserves its memory
     # all processes must compile in the same order; and XLA compiles for a CPU on all of its cores

@@ -28,8 +28,9 @@ GO_ON = " Continue with the same command and --resume."
 def announce(console: Console, env: str, num_devices: int, what: str, workdir: Path) -> None:
     """Print the environment, the devices, the work (`what`) and the folder."""
     several = f"{num_devices} x " if num_devices > 1 else ""
-    device = f"{several}{jax.devices()[0].device_kind}"
-    console.print(f"{env} on {device}: {what}, in {workdir}", soft_wrap=True)
+    console.print(
+        f"{env} on {several}{jax.devices()[0].device_kind}: {what}, in {workdir}", soft_wrap=True
+    )
 
 
 def announce_run(
@@ -38,8 +39,14 @@ def announce_run(
     """Print the length of a run, and warnings about its schedules (`schedule_warnings`)."""
     steps = config.num_updates * config.env_steps_per_update
     more = f" ({config.total_env_steps:,} rounded up)" if steps > config.total_env_steps else ""
-    size = f"{config.num_updates:,} updates of {config.env_steps_per_update:,} env steps"
-    announce(console, config.env, num_devices, f"{size}, {steps:,} in total{more}", workdir)
+    announce(
+        console,
+        config.env,
+        num_devices,
+        f"{config.num_updates:,} updates of {config.env_steps_per_update:,} env steps, "
+        f"{steps:,} in total{more}",
+        workdir,
+    )
     for warning in schedule_warnings(given, config):
         console.print(warning, soft_wrap=True)
 
@@ -63,17 +70,20 @@ def schedule_warnings(given: TrainConfig, config: TrainConfig) -> Iterator[str]:
             if fits or constant or (end := points[-1][0]) == total:
                 continue
             steps, values = zip(*points, strict=True)
-            at_end = f"{total:,}, where its value is {np.interp(total, steps, values):g}"
-            words = f"ends at env step {end:,.0f}, but the run ends at {at_end}"
-            remedy = "Use fractions of the run to fit any length."
-            yield f"Warning: policies.{name}.{field} {words}. {remedy}"
+            yield (
+                f"Warning: policies.{name}.{field} ends at env step {end:,.0f}, but the run ends "
+                f"at {total:,}, where its value is {np.interp(total, steps, values):g}. Use "
+                "fractions of the run to fit any length."
+            )
 
 
 def nothing_to_do(config: TrainConfig, done: int) -> str:
     """Return the message of a run that is complete after `done` updates."""
     steps, total = (updates * config.env_steps_per_update for updates in (done, config.num_updates))
-    more = "To train longer, raise total_env_steps and use --resume (in Python resume=True)."
-    return f"The run already has {steps:,} of {total:,} env steps: nothing to do. {more}"
+    return (
+        f"The run already has {steps:,} of {total:,} env steps: nothing to do. "
+        "To train longer, raise total_env_steps and use --resume (in Python resume=True)."
+    )
 
 
 @contextlib.contextmanager
@@ -182,13 +192,17 @@ def early_end(config: TrainConfig, done: int, by_signal: bool, ended_by: str) ->
         ended_by: otherwise, the reason; "": another process ended the run.
     """
     how = "Stopped" if by_signal else f"Ended by {ended_by or 'another process'}"
-    steps = f"{done * config.env_steps_per_update:,} of {config.total_env_steps:,} env steps"
-    return f"{how} and saved after {steps}.{GO_ON if by_signal else ''}"
+    return (
+        f"{how} and saved after {done * config.env_steps_per_update:,} of "
+        f"{config.total_env_steps:,} env steps.{GO_ON if by_signal else ''}"
+    )
 
 
 def words_of_run(config: TrainConfig, row: Row) -> str:
     """Return the text of the bar after a chunk: env steps, env steps/s and mean returns."""
     returns = {name: row[f"{name}/episode_return"] for name in config.policies}
     words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in returns.items()]
-    steps = f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s)"
-    return f"{steps}, return {', '.join(words)}"
+    return (
+        f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s), "
+        f"return {', '.join(words)}"
+    )

@@ -40,8 +40,9 @@ def require_regular_files(folder: Path) -> None:
                 size = path.stat().st_size
                 whole = path.is_file() and (path.parent.name == ARRAYS or size <= MOST_BYTES)
                 if not whole and path.exists() and (path.is_symlink() or not path.is_dir()):
-                    allowed = f"a regular file of at most {MOST_BYTES:,} bytes"
-                    raise DamagedCheckpointError(f"{path}: must be {allowed}")
+                    raise DamagedCheckpointError(
+                        f"{path}: must be a regular file of at most {MOST_BYTES:,} bytes"
+                    )
 
 
 def require_sizes(folder: Path, name: str) -> None:

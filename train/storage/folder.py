@@ -77,8 +77,10 @@ def make_folder(workdir: Path, kind: Kind, resume: bool) -> bool:
             f"{workdir} contains a {held.name} of {held.command}. Use another --workdir."
         )
     if held and not resume:
-        words = "Resume it (--resume, in Python resume=True) or use another --workdir."
-        raise FileExistsError(f"{workdir} already contains a {kind.name}. {words}")
+        raise FileExistsError(
+            f"{workdir} already contains a {kind.name}. "
+            "Resume it (--resume, in Python resume=True) or use another --workdir."
+        )
     with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
     return held is not None
@@ -91,9 +93,10 @@ def require_checkpoint_path(folder: Path) -> None:
     """
     path = f"{folder.absolute()}/"
     if "\\" in path or "gs:/" in path or path != path.encode(errors="replace").decode():
-        allowed = "UTF-8 text without a backslash or a part that ends in 'gs:' (for checkpoints)"
-        words = f"the full path must be {allowed}. Use another folder."
-        raise ValueError(f"workdir = {str(folder)!r}: {words}")
+        raise ValueError(
+            f"workdir = {str(folder)!r}: the full path must be UTF-8 text without a backslash or a "
+            "part that ends in 'gs:' (for checkpoints). Use another folder."
+        )
 
 
 def prepare_folder(
@@ -117,12 +120,18 @@ def prepare_folder(
     """
     file = workdir / CONFIG
     collides = config.evaluates and EVALUATED in config.policies and not file.exists()
-    allowed = f"another name, as {EVALUATED}/... are the metrics of evaluations"
-    require(not collides, "policies", EVALUATED, allowed)
+    require(
+        not collides,
+        "policies",
+        EVALUATED,
+        f"another name, as {EVALUATED}/... are the metrics of evaluations",
+    )
     begun = make_folder(workdir, RUN, resume)
     if begun and not file.exists():
-        remedy = "copy the value of 'config' in its host/metadata (JSON)"
-        raise FileNotFoundError(f"{file} is missing. Restore it from a checkpoint: {remedy}.")
+        raise FileNotFoundError(
+            f"{file} is missing. Restore it from a checkpoint: copy the value of 'config' in its "
+            "host/metadata (JSON)."
+        )
     if begun:
         old = load_run_config(workdir, with_own(trust, config))
         require_same_run(old, config, f"the run in {workdir} was started with")
@@ -157,8 +166,9 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
                 if fcntl is not None:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                words = f"{kind.busy} there. Wait for it or use another --workdir."
-                raise BlockingIOError(f"{workdir}: {words}") from None
+                raise BlockingIOError(
+                    f"{workdir}: {kind.busy} there. Wait for it or use another --workdir."
+                ) from None
             except OSError:
                 pass  # a file system without locks: train without
 
@@ -172,8 +182,9 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        words = f"must be a writable folder ({error.strerror})"
-        raise type(error)(f"workdir = {folder}: {words}") from error
+        raise type(error)(
+            f"workdir = {folder}: must be a writable folder ({error.strerror})"
+        ) from error
 
 
 def write_whole(file: Path, text: str) -> None:

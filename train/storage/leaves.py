@@ -58,9 +58,9 @@ def as_stored(tree: PyTree, target: TrainState, name: str, may_lack_hypers: bool
     other = sorted(required - names | unknown)
     if other:
         difference = "is missing" if other[0] in own else "is unexpected"
-        words = "is damaged, or from another configuration or wdjax version"
         raise DamagedCheckpointError(
-            f"{name} {words}: {other[0]} {difference} ({len(other)} differences)"
+            f"{name} is damaged, or from another configuration or wdjax version: {other[0]} "
+            f"{difference} ({len(other)} differences)"
         )
     dropped = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
     stored = [own[place] if place in own else dropped(leaf) for place, leaf in held]

@@ -108,8 +108,10 @@ class MetricsLog:
             self._file = self._open(0)
             old.close()
             self._append(lines)
-        words = "was deleted or replaced during training. It is rewritten with all its lines."
-        self._say(f"Warning: {self.path} {words}")
+        self._say(
+            f"Warning: {self.path} "
+            "was deleted or replaced during training. It is rewritten with all its lines."
+        )
 
     def write(self, row: Mapping[str, object]) -> None:
         """Append one object, and flush it to the operating system. Raise OSError on failure."""
@@ -136,8 +138,9 @@ class MetricsLog:
             yield
         except OSError as error:
             self._file.truncate(self.size)  # whole lines only
-            words = f"could not write {self.path} ({error.strerror}). Continue with --resume."
-            raise type(error)(words) from error
+            raise type(error)(
+                f"could not write {self.path} ({error.strerror}). Continue with --resume."
+            ) from error
 
 
 @contextlib.contextmanager

@@ -98,5 +98,6 @@ def require_same(what: str, stored: Mapping[str, object], asked: Mapping[str, ob
     old, new = flat(with_new_fields(stored)), flat(with_new_fields(plain))
     for name in [*old, *(name for name in new if name not in old)]:
         if old.get(name) != new.get(name):
-            words = f"{what} was started with {old.get(name)!r}"
-            raise ValueError(f"{name} = {new.get(name)!r}: {words}")
+            raise ValueError(
+                f"{name} = {new.get(name)!r}: {what} was started with {old.get(name)!r}"
+            )

@@ -31,15 +31,20 @@ def require_same_switches(stored: object, what: str, names: Sequence[str] = REQU
         names: settings to compare.
     """
     for name, old, new in _changed(stored, names):
-        how = f"Set {name.upper()}={old}, in Python jax.config.update({name!r}, {old!r})"
-        raise ValueError(f"{name} = {new!r}: {what} was started with {old!r}. {how}.")
+        raise ValueError(
+            f"{name} = {new!r}: {what} was started with {old!r}. "
+            f"Set {name.upper()}={old}, in Python jax.config.update({name!r}, {old!r})."
+        )
 
 
 def switch_warnings(stored: object) -> list[str]:
     """Return a warning for every setting that changes rounding and differs from the stored one."""
     changed = _changed(stored, (_ROUNDING, *_VARIABLES))
-    words = "results are not bit-identical to an uninterrupted run"
-    return [f"Warning: {name} = {new!r}, was {old!r}: {words}" for name, old, new in changed]
+    return [
+        f"Warning: {name} = {new!r}, was {old!r}: "
+        "results are not bit-identical to an uninterrupted run"
+        for name, old, new in changed
+    ]
 
 
 def _changed(stored: object, names: Sequence[str]) -> list[tuple[str, object, object]]:
