@@ -214,13 +214,12 @@ class OnPolicy(Algorithm):
         after: PolicyState,
         metrics: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        steps = next(
-            name
-            for name in ("gradient_steps", "decision_fraction", "live_fraction")
-            if name in metrics
-        )
-        took_steps = metrics[steps] > 0
-        return tuple(jnp.where(took_steps, metrics[name], 0.0) for name in ("loss", "grad_norm"))
+        losses = super().losses(policy, before, after, metrics)
+        counts = ("gradient_steps", "decision_fraction", "live_fraction")
+        steps = next((metrics[name] for name in counts if name in metrics), None)
+        if steps is None:
+            return losses
+        return tuple(jnp.where(steps > 0, values, 0.0) for values in losses)
 
     @property
     def takes_uniform(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from wdjax.checks import require_integer
+from wdjax.checks import require, require_integer
 from wdjax.env import Env
 from wdjax.metric_names import OPPONENT, SPREAD, USER, free_name
 from wdjax.train.config.schema import TrainConfig
@@ -181,6 +181,12 @@ def learn(
             policy_keys[team.first.name],
             num_blocks,
         )
+        for kind, result in {"states": learned, "metrics": own}.items():
+            missing = [name for name in team.policies if name not in result]
+            allowed = f"a dict by policy, with {' and '.join(missing)}"
+            require(
+                not missing, f"team {team.name}: {kind} of update_team", sorted(result), allowed
+            )
         memory |= memories
         shared |= {} if common is None else {team.name: common}
         for name, policy in team.policies.items():

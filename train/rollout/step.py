@@ -8,13 +8,15 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from wdjax.checks import did_you_mean, require
 from wdjax.spaces import Box
 from wdjax.train.rollout.opponents import OVERRIDES, VALID, Acting, with_opponents
+from wdjax.train.state.actors import require_carry
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
-from wdjax.train.state.aliases import ActingState, Carry, EnvParams, EnvState, Observation
+from wdjax.train.state.aliases import ActingState, Carry, EnvParams, EnvState, Fields, Observation
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
-from wdjax.train.state.rows import Rows
+from wdjax.train.state.rows import STORED, Rows
 from wdjax.vector import VectorState, select
 
 Draft: TypeAlias = dict[str, Any]
@@ -85,6 +87,7 @@ def choose_actions(
         )
         inputs = (policy, given.players[name], carries[name], seen, draws[name], given.hypers[name])
         action, notes, carries_after[name] = call(act, *inputs)
+        require_carry(policy, "act", carries[name], carries_after[name])
         drafts[name] = {"obs": seen, "action": action, **notes}
     return drafts, carries_after
 
@@ -125,16 +128,18 @@ def advance(
         cut = gather(policy.assignment, truncated) if setup.env.can_truncate else None
         now_cut = None if cut is None else cut & own_live  # truncated in this step
         final_obs = gather_observation(policy.assignment, info["final_obs"])
+        last = policy.algorithm.end_of_step(
+            policy, given.players[name], carries[name], final_obs, now_cut
+        )
+        require_stored(policy, draft, last)
         rows[name] = Rows(
             **draft,
+            **last,
             reward=gather(policy.assignment, reward),
             terminated=gather(policy.assignment, terminated),
             truncated=cut,
             live=own_live if valid is None else own_live & valid,
             **(who_decides(policy, draft["obs"], final_obs, cut) if policy.decisions_only else {}),
-            **policy.algorithm.end_of_step(
-                policy, given.players[name], carries[name], final_obs, now_cut
-            ),
         )
     returns = {
         name: gather(policy.assignment, info["episode_return"]).sum(axis=1)
@@ -160,6 +165,22 @@ def advance(
     kept = (global_state, final_state)
     carry = (replicas, next_obs, live, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"], *kept))
+
+
+def require_stored(policy: Policy, draft: Draft, last: Fields) -> None:
+    """Raise ValueError for fields that an algorithm may not store in a transition.
+
+    Args:
+        policy: static part of the policy.
+        draft: obs, action, and the fields that `act` returned.
+        last: the fields that `end_of_step` returned.
+    """
+    noted = draft.keys() - {"obs", "action"}
+    returned = {"act": (noted, STORED), "end_of_step": (last.keys(), set(STORED) - noted)}
+    for function, (names, allowed) in returned.items():
+        for name in sorted(names - set(allowed)):
+            fields = f"one of {', '.join(sorted(allowed))}; {did_you_mean(name, allowed)}"
+            require(False, f"policies.{policy.name}: a field from {function}", name, fields)
 
 
 def who_decides(

@@ -74,9 +74,11 @@ class Actor:
         """
         space = self.policy.assignment.action_space
         if self.kind == "learned":
+            before = carry
             action, carry = self.policy.algorithm.play(
                 self.policy, learned, carry, obs, keys[:1], greedy
             )
+            require_carry(self.policy, "play", before, carry)
             action = self.policy.distribution.to_space(action)
         elif self.kind == "random":
             action = self.policy.sample_uniform(keys[1], obs)
@@ -96,6 +98,24 @@ class Actor:
             case MultiDiscrete():
                 action = jnp.clip(action, 0, np.array(space.nvec)[None, None] - 1)
         return action.astype(space.dtype), carry
+
+
+def require_carry(policy: Policy, function: str, before: Carry, after: Carry) -> None:
+    """Raise TypeError if a function returns a carry of another structure than it received.
+
+    Args:
+        policy: static part of the policy.
+        function: "act" or "play".
+        before: its argument, leaves [N, n, ...].
+        after: its result.
+    """
+    first, last = (
+        jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), carry) for carry in (before, after)
+    )
+    if jax.tree.flatten(first) != jax.tree.flatten(last):
+        first, last = (str(shapes).replace("'", "") for shapes in (first, last))
+        returned = f"policies.{policy.name}: {function} returned a carry {last}"
+        raise TypeError(f"{returned}: must have the structure of init_carry, {first}")
 
 
 def run_script(

@@ -45,7 +45,7 @@ class Algorithm(abc.ABC):
     has_kernels: ClassVar[bool] = False
     """whether fused kernels may replace `act` and the gradient of `loss` (train/fast)"""
     keeps: ClassVar[frozenset[str]] = frozenset()
-    """additional data in the rollout for `update`: {"global_state"} or nothing"""
+    """additional data in the rollout for `update`: frozenset({"global_state"}) or nothing"""
     takes_uniform: bool = False
     """whether `act` accepts uniform numbers [N, n, c] from `draw_uniform` instead of keys"""
 
@@ -170,7 +170,9 @@ class Algorithm(abc.ABC):
             hypers: hyperparameters at this point of the run.
 
         Returns:
-            (action [N, n, ...], additional fields of Rows, carry).
+            (action [N, n, ...], additional fields of Rows by name, carry). The fields are log_prob,
+            value and own, for anything else. The carry has the structure, shapes and dtypes of
+            `init_carry`.
         """
 
     @abc.abstractmethod
@@ -211,7 +213,10 @@ class Algorithm(abc.ABC):
         final_obs: Observation,
         truncated: jax.Array | None,
     ) -> Fields:
-        """Return the fields of Rows that require the observation after the step.
+        """Return the fields of Rows that require the observation after the step, by name.
+
+        For Q-learning, return {"next_obs": final_obs}. The fields are next_obs, final_value and
+        own, for anything else; log_prob and value may come from here or from `act`, not from both.
 
         Args:
             policy: static part of the policy.
@@ -245,7 +250,7 @@ class Algorithm(abc.ABC):
             num_blocks: blocks of replicas on this device.
 
         Returns:
-            (state, memory, metrics {name: scalar or `Metric`}).
+            (state, memory, metrics {name: scalar or `Metric`}), which include loss and grad_norm.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
@@ -278,8 +283,8 @@ class Algorithm(abc.ABC):
             num_blocks: blocks of replicas on this device.
 
         Returns:
-            (states, shared, memories, metrics). Metrics are {name: scalar or `Metric`} by policy.
-            Metrics of the shared part are under the name of the team.
+            (states, shared, memories, metrics). Metrics are {name: scalar or `Metric`} by policy,
+            with loss and grad_norm. Metrics of the shared part are under the name of the team.
         """
         keys = [key] if len(team.policies) == 1 else jax.random.split(key, len(team.policies))
         learned = {
@@ -315,7 +320,7 @@ class Algorithm(abc.ABC):
         Raises:
             ValueError: if one of them is not among the metrics of `update`.
         """
-        for name in ("loss", "grad_norm"):
-            allowed = f"to contain {name!r}. Return it from update, or override losses"
-            require(name in metrics, f"metrics of policies.{policy.name}", sorted(metrics), allowed)
+        missing = [name for name in ("loss", "grad_norm") if name not in metrics]
+        allowed = f"a dict with {' and '.join(missing)}. Return it from update, or override losses"
+        require(not missing, f"metrics of policies.{policy.name}", sorted(metrics), allowed)
         return metrics["loss"], metrics["grad_norm"]

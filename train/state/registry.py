@@ -5,13 +5,14 @@ import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from wdjax.checks import require, require_known
+from wdjax.checks import did_you_mean, require, require_known
 from wdjax.named import find_named
 from wdjax.train.config.facts import changed, default_of, is_required, leaves
 from wdjax.train.config.reading import SHORT, from_mapping, register, unknown_field
 from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm, NoOptions
 from wdjax.train.state.aliases import OptionsClass
+from wdjax.train.state.rows import KEPT
 
 # name in a preset -> class or import path; a preset names any other algorithm by its import path
 ALGORITHMS: dict[str, str | type[Algorithm]] = {
@@ -70,6 +71,10 @@ def _require_algorithm(what: str, found: object) -> None:
     require(not missing, what, found.__name__, f"a complete algorithm. Implement {missing}.")
     learns = found.update is not Algorithm.update or found.update_team is not Algorithm.update_team
     require(learns, what, found.__name__, "a complete algorithm. Implement update or update_team.")
+    for entry in found.keeps:
+        allowed = f"a frozenset with {' and '.join(map(repr, KEPT))}, or empty"
+        hint = did_you_mean(str(entry), KEPT)
+        require(entry in KEPT, f"{what}: keeps", found.keeps, f"{allowed}; {hint}")
     options = found.Options
     words = f"{what}: Options must be a frozen dataclass with a default for every field"
     parameters = getattr(options, "__dataclass_params__", None)

@@ -11,6 +11,12 @@ OBSERVATIONS = ("obs", "next_obs")
 """fields of `Rows` and batches that are not packed, because they are wide (devices/packing.py)"""
 
 
+STORED = ("log_prob", "value", "final_value", "next_obs", "own")
+"""fields of `Rows` that `Algorithm.act` and `Algorithm.end_of_step` may return"""
+KEPT = ("global_state",)
+"""entries that `Algorithm.keeps` may have"""
+
+
 class Rows(struct.PyTreeNode):
     """Transitions of one policy in a rollout, [T, N, n, ...]: T steps, N replicas, n agents."""
 
