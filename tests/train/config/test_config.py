@@ -1,4 +1,4 @@
-"""Invalid configurations raise errors with the field, its value and the allowed values, before tracing."""
+"""Errors of invalid configurations: field, value and allowed values, before tracing."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ def no_tracing(monkeypatch):
     monkeypatch.setattr(nnx, "eval_shape", fail)
 
 
-# --- refusals of load_config: (changes to the preset cartpole, A2C, 100 x 500; error; words of the message) ---
+# (changes to the preset cartpole, A2C, 100 x 500; message of the error)
 
 UNKNOWN = [
     ({"num_env": 4}, r"unknown field num_env: did you mean 'num_envs'\?"),
@@ -145,36 +145,82 @@ WRONG_TYPE = [
     ),
 ]
 OUT_OF_RANGE = [
-    *(({name: 0}, rf"{name} = 0: must be at least 1") for name in (
-        "num_envs", "rollout_length", "total_env_steps", "checkpoint_every", "keep_checkpoints",
-        "eval_episodes")),
+    *(
+        ({name: 0}, rf"{name} = 0: must be at least 1")
+        for name in (
+            "num_envs",
+            "rollout_length",
+            "total_env_steps",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "eval_episodes",
+        )
+    ),
     ({"num_envs": -4}, r"num_envs = -4: must be at least 1"),
     ({"seed": -1}, r"seed = -1: must be at least 0"),
     ({"seed": 2**32}, r"seed = 4294967296: must be at least 0 and below 2\*\*32"),
     ({"reset": 0}, r"reset = 0: must be 'fresh', 'fixed' or a number of starts"),
     ({"policies": {}}, r"policies = \{\}: must be at least one policy"),
-    ({"policies": {"a/b": {"agents": ["agent"]}}}, r"policies = 'a/b': must be a name without '/' and '\.'"),
+    (
+        {"policies": {"a/b": {"agents": ["agent"]}}},
+        r"policies = 'a/b': must be a name without '/' and '\.'",
+    ),
     ({"policies": {"": {"agents": ["agent"]}}}, r"policies = '': must be a name"),
-    *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be between 0 and 1")
-      for name in ("gamma", "gae_lambda") for value in (-0.1, 1.1, NAN)),
-    *(({**BY_PPO, f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be (finite and )?above 0")
-      for name in ("clip", "value_clip", "target_kl", "max_grad_norm", "optimizer_epsilon") for value in (0, -1, NAN)),
-    ({f"{AGENT}.optimizer_epsilon": INF}, r"policies\.agent\.optimizer_epsilon = inf: must be finite"),
-    *(({f"{AGENT}.neg_pos_env_ratio": value}, r"policies\.agent\.neg_pos_env_ratio = .*: must be finite \(below 0")
-      for value in (INF, NAN)),
+    *(
+        ({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be between 0 and 1")
+        for name in ("gamma", "gae_lambda")
+        for value in (-0.1, 1.1, NAN)
+    ),
+    *(
+        (
+            {**BY_PPO, f"{AGENT}.{name}": value},
+            rf"policies\.agent\.{name} = .*: must be (finite and )?above 0",
+        )
+        for name in ("clip", "value_clip", "target_kl", "max_grad_norm", "optimizer_epsilon")
+        for value in (0, -1, NAN)
+    ),
+    (
+        {f"{AGENT}.optimizer_epsilon": INF},
+        r"policies\.agent\.optimizer_epsilon = inf: must be finite",
+    ),
+    *(
+        (
+            {f"{AGENT}.neg_pos_env_ratio": value},
+            r"policies\.agent\.neg_pos_env_ratio = .*: must be finite \(below 0",
+        )
+        for value in (INF, NAN)
+    ),
     ({f"{NET}.recurrent_size": -1}, r"network\.recurrent_size = -1: must be at least 0"),
-    *(({f"{AGENT}.{name}": value}, rf"policies\.agent\.{name} = .*: must be finite and at least 0")
-      for name in ("learning_rate", "entropy_coefficient", "value_coefficient") for value in (-1, INF, NAN)),
-    ({RATE: []}, r"learning_rate = \(\): must be a number or at least one \[env_step, value\] pair"),
+    *(
+        (
+            {f"{AGENT}.{name}": value},
+            rf"policies\.agent\.{name} = .*: must be finite and at least 0",
+        )
+        for name in ("learning_rate", "entropy_coefficient", "value_coefficient")
+        for value in (-1, INF, NAN)
+    ),
+    (
+        {RATE: []},
+        r"learning_rate = \(\): must be a number or at least one \[env_step, value\] pair",
+    ),
     ({RATE: [[0, NAN]]}, r"learning_rate = .*nan.*: must be finite"),
     ({RATE: [[-1, 1]]}, r"learning_rate = .*: must be finite and at least 0"),
-    ({RATE: [[5, 1], [0, 2]]}, r"learning_rate = .*: must be sorted by env_step, without duplicates"),
-    ({RATE: [[0, 1], [0, 2]]}, r"learning_rate = .*: must be sorted by env_step, without duplicates"),
-    ({f"{NET}.hidden_sizes": [8, 0]}, r"network\.hidden_sizes = \(8, 0\): must be widths of at least 1"),
+    (
+        {RATE: [[5, 1], [0, 2]]},
+        r"learning_rate = .*: must be sorted by env_step, without duplicates",
+    ),
+    (
+        {RATE: [[0, 1], [0, 2]]},
+        r"learning_rate = .*: must be sorted by env_step, without duplicates",
+    ),
+    (
+        {f"{NET}.hidden_sizes": [8, 0]},
+        r"network\.hidden_sizes = \(8, 0\): must be widths of at least 1",
+    ),
     ({"env_params.episode_length": 0}, r"env_params: episode_length = 0: must be above 0"),
     ({"env_params.gravity": NAN}, r"env_params: gravity = nan: must be .*not NaN"),
     ({"env_params.gravity": [1.0, 2.0]}, r"env_params\.gravity = .*: must be one number"),
-]  # fmt: skip
+]
 BATCHES = [
     ({"num_blocks": -1}, r"num_blocks = -1: must be at least 0"),
     ({"num_blocks": 3}, r"num_blocks = 3: must be a divisor of num_envs = 1000"),
@@ -195,13 +241,36 @@ BATCHES = [
 ]
 AGENTS = [
     ({"policies": {"other": {}}}, r"group in policies\.other\.agents 'other': known names: agent"),
-    ({f"{AGENT}.agents": ["agents"]}, r"group in policies\.agent\.agents 'agents': did you mean 'agent'\?"),
-    ({f"{AGENT}.agents": ["agent", "agent"]}, r"policies\.agent\.agents: agent\[0\] already belongs to policy 'agent'"),
-    ({f"{AGENT}.agents": ["agent[1]"]}, r"policies\.agent\.agents = 'agent\[1\]': must be a nonempty range inside"),
-    ({f"{AGENT}.agents": ["agent[0:0]"]}, r"policies\.agent\.agents = 'agent\[0:0\]': must be a nonempty range"),
-    *(({f"{AGENT}.agents": [selector]}, r"policies\.agent\.agents = .*: must be a group, a slice")
-      for selector in ("", "agent[]", "agent[-1]", "agent[0:1:1]", "agent[a]", "agent[0", "agent\n", "agent[0:1]x")),
-]  # fmt: skip
+    (
+        {f"{AGENT}.agents": ["agents"]},
+        r"group in policies\.agent\.agents 'agents': did you mean 'agent'\?",
+    ),
+    (
+        {f"{AGENT}.agents": ["agent", "agent"]},
+        r"policies\.agent\.agents: agent\[0\] already belongs to policy 'agent'",
+    ),
+    (
+        {f"{AGENT}.agents": ["agent[1]"]},
+        r"policies\.agent\.agents = 'agent\[1\]': must be a nonempty range inside",
+    ),
+    (
+        {f"{AGENT}.agents": ["agent[0:0]"]},
+        r"policies\.agent\.agents = 'agent\[0:0\]': must be a nonempty range",
+    ),
+    *(
+        ({f"{AGENT}.agents": [selector]}, r"policies\.agent\.agents = .*: must be a group, a slice")
+        for selector in (
+            "",
+            "agent[]",
+            "agent[-1]",
+            "agent[0:1:1]",
+            "agent[a]",
+            "agent[0",
+            "agent\n",
+            "agent[0:1]x",
+        )
+    ),
+]
 
 
 def refuses(preset, changes, error, words):
@@ -256,20 +325,67 @@ TAG = [
 
 
 OUT_OF_PLACE = [  # fields that an algorithm, an environment or a policy does not have
-    ("cartpole", {f"{AGENT}.clip": 0.3}, r"clip = 0\.3: A2C has no such option \(PPO has it\)\. Remove it"),
-    ("cartpole", {f"{AGENT}.target_kl": 1.0}, r"target_kl = 1\.0: A2C has no such option \(PPO has it\)"),
-    ("cartpole", {f"{AGENT}.epochs": 2}, r"policies\.agent\.epochs = 2: A2C has no such option \(PPO has it\)"),
-    ("cartpole", {f"{AGENT}.n_step": 5}, r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)"),
-    ("cartpole", {f"{AGENT}.ddpg.n_step": 5}, r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)"),
-    ("cartpole_ppo", {f"{AGENT}.noise_stddev": -3}, r"noise_stddev = -3: PPO has no such option \(DDPG has it\)"),
-    ("pendulum_ddpg", {f"{AGENT}.entropy_coefficient": 0.3},
-     r"entropy_coefficient = 0\.3: DDPG has no such option \(A2C and PPO have it\)"),
-    ("cartpole", {f"{AGENT}.action_distribution": "squashed_gaussian"}, r"policies\.agent: .* must be gaussian"),
-    ("cartpole", {f"{NET}.encoder": "deep_sets"}, r"network\.encoder = 'deep_sets': CartPole does not define how"),
-    ("tag_small", {"policies.runner.past_selves": 2, "num_envs": 5, "policies.runner.minibatches": 1,
-                   "policies.tagger.minibatches": 1}, r"num_blocks = 1: must be at least 2, because policies"),
-    ("tag_small", {"policies.runner.past_selves_fraction": 1.0}, r"past_selves_fraction = 1\.0: must be .* below 1"),
-]  # fmt: skip
+    (
+        "cartpole",
+        {f"{AGENT}.clip": 0.3},
+        r"clip = 0\.3: A2C has no such option \(PPO has it\)\. Remove it",
+    ),
+    (
+        "cartpole",
+        {f"{AGENT}.target_kl": 1.0},
+        r"target_kl = 1\.0: A2C has no such option \(PPO has it\)",
+    ),
+    (
+        "cartpole",
+        {f"{AGENT}.epochs": 2},
+        r"policies\.agent\.epochs = 2: A2C has no such option \(PPO has it\)",
+    ),
+    (
+        "cartpole",
+        {f"{AGENT}.n_step": 5},
+        r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)",
+    ),
+    (
+        "cartpole",
+        {f"{AGENT}.ddpg.n_step": 5},
+        r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)",
+    ),
+    (
+        "cartpole_ppo",
+        {f"{AGENT}.noise_stddev": -3},
+        r"noise_stddev = -3: PPO has no such option \(DDPG has it\)",
+    ),
+    (
+        "pendulum_ddpg",
+        {f"{AGENT}.entropy_coefficient": 0.3},
+        r"entropy_coefficient = 0\.3: DDPG has no such option \(A2C and PPO have it\)",
+    ),
+    (
+        "cartpole",
+        {f"{AGENT}.action_distribution": "squashed_gaussian"},
+        r"policies\.agent: .* must be gaussian",
+    ),
+    (
+        "cartpole",
+        {f"{NET}.encoder": "deep_sets"},
+        r"network\.encoder = 'deep_sets': CartPole does not define how",
+    ),
+    (
+        "tag_small",
+        {
+            "policies.runner.past_selves": 2,
+            "num_envs": 5,
+            "policies.runner.minibatches": 1,
+            "policies.tagger.minibatches": 1,
+        },
+        r"num_blocks = 1: must be at least 2, because policies",
+    ),
+    (
+        "tag_small",
+        {"policies.runner.past_selves_fraction": 1.0},
+        r"past_selves_fraction = 1\.0: must be .* below 1",
+    ),
+]
 
 
 @pytest.mark.parametrize(("preset", "changes", "words"), OUT_OF_PLACE)
@@ -292,9 +408,16 @@ def with_option(algorithm, name, value, block=None):
     return load_config({"env": "pendulum", "policies": {"agent": policy}})
 
 
-@pytest.mark.parametrize(("algorithm", "name", "value"), [
-    ("PPO", "clip", 0.1), ("PPO", "epochs", 3), ("A2C", "gamma", 0.5), ("DDPG", "tau", 0.5), ("DDPG", "n_step", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("algorithm", "name", "value"),
+    [
+        ("PPO", "clip", 0.1),
+        ("PPO", "epochs", 3),
+        ("A2C", "gamma", 0.5),
+        ("DDPG", "tau", 0.5),
+        ("DDPG", "n_step", 2),
+    ],
+)
 def test_options_are_read_flat_and_from_the_blocks_of_0_2(algorithm, name, value):
     expected = with_option(algorithm, name, value)
     assert getattr(expected.policies["agent"].options, name) == value
@@ -320,9 +443,16 @@ def test_an_option_given_twice_is_refused():
         load_config({"env": "cartpole", "policies": {"agent": given}})
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("clip", 0.2), ("value_clip", INF), ("epochs", 1), ("ddpg.tau", 0.005), ("ddpg.twin_critics", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clip", 0.2),
+        ("value_clip", INF),
+        ("epochs", 1),
+        ("ddpg.tau", 0.005),
+        ("ddpg.twin_critics", False),
+    ],
+)
 def test_an_option_of_another_algorithm_is_dropped_at_its_default(name, value):
     """Files of 0.2 contain the options of all algorithms."""
     assert load_config("cartpole", **{f"{AGENT}.{name}": value}) == load_config("cartpole")
@@ -432,10 +562,13 @@ class Masked(Signal):
         return Box(-1.0, 1.0, (3,)) if self.box else super().action_space(params)
 
 
-@pytest.mark.parametrize(("box", "error", "words"), [
-    (False, ValueError, r"Masked: action_mask has shape \(3,\): must be \(2,\)"),
-    (True, ValueError, r"Masked: action_mask masks a Box: must be Discrete or MultiDiscrete"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("box", "error", "words"),
+    [
+        (False, ValueError, r"Masked: action_mask has shape \(3,\): must be \(2,\)"),
+        (True, ValueError, r"Masked: action_mask masks a Box: must be Discrete or MultiDiscrete"),
+    ],
+)
 def test_masks_that_do_not_fit_are_refused(monkeypatch, box, error, words):
     monkeypatch.setitem(envs._REGISTRY, "probe_masked", Masked)
     with pytest.raises(error, match=words):
@@ -500,11 +633,21 @@ class TooMany(Signal):
         return super().action_space(params).batch(1)
 
 
-@pytest.mark.parametrize(("env", "words"), [
-    (Unbatched, r"observation_space\['player'\] is not a batch of 2 agents\. Return one"),
-    (OtherGroups, r"action_space returns a Dict of \['players'\]: must be .* in their order: \['player'\]"),
-    (TooMany, r"action_space is a batch, but TooMany has no groups\. Return the space of one agent"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (Unbatched, r"observation_space\['player'\] is not a batch of 2 agents\. Return one"),
+        (
+            OtherGroups,
+            r"action_space returns a Dict of \['players'\]: "
+            r"must be .* in their order: \['player'\]",
+        ),
+        (
+            TooMany,
+            r"action_space is a batch, but TooMany has no groups\. Return the space of one agent",
+        ),
+    ],
+)
 def test_spaces_of_another_number_of_agents_are_refused(env, words, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "probe_spaces", env)
     name = next(iter(env().groups), "agent")

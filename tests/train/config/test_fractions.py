@@ -50,16 +50,26 @@ def test_yaml_python_and_command_line_agree(tmp_path):
 
 
 def test_every_field_that_takes_a_schedule_takes_fractions():
-    config = load_config("pendulum_ddpg", **{
-        RATE: HALF, "policies.agent.critic_learning_rate": HALF, "policies.agent.noise_scale": HALF,
-    })  # fmt: skip
+    config = load_config(
+        "pendulum_ddpg",
+        **{
+            RATE: HALF,
+            "policies.agent.critic_learning_rate": HALF,
+            "policies.agent.noise_scale": HALF,
+        },
+    )
     hypers = make_learner(config).init(jax.random.key(0)).hypers["agent"]
     for name in ("learning_rate", "critic_learning_rate", "noise_scale"):
         np.testing.assert_array_equal(hypers[name].env_steps, [0, 30_000, 60_000])
-    tag = load_config("tag_small", num_blocks=4, **{
-        "policies.runner.opponents": {"random": {"fraction": [[0, 0.5], [1, 0]]}},
-        "policies.runner.past_selves": 2, "policies.runner.past_selves_fraction": {"fraction": [[0, 0], [1, 0.5]]},
-    })  # fmt: skip
+    tag = load_config(
+        "tag_small",
+        num_blocks=4,
+        **{
+            "policies.runner.opponents": {"random": {"fraction": [[0, 0.5], [1, 0]]}},
+            "policies.runner.past_selves": 2,
+            "policies.runner.past_selves_fraction": {"fraction": [[0, 0], [1, 0.5]]},
+        },
+    )
     runner = make_learner(tag).config.policies["runner"]
     assert runner.opponents["random"] == ((0.0, 0.5), (1_280_000.0, 0.0))
     assert runner.past_selves_fraction == ((0.0, 0.0), (1_280_000.0, 0.5))
@@ -69,18 +79,21 @@ def test_every_field_that_takes_a_schedule_takes_fractions():
     )
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ({"fractions": [[0, 1]]}, f"unknown field {RATE}.fractions: did you mean 'fraction'?"),
-    ({"fraction": [[0, 1]], "x": 1}, f"unknown field {RATE}.x: did you mean 'fraction'?"),
-    ({}, f"{RATE} = {{}}: must be {{fraction: [[0, value], [1, value]]}}"),
-    ({"fraction": 1.0}, "must be {fraction: [[0, value], [1, value]]}"),
-    ({"fraction": [[0, "x"]]}, "must be {fraction: [[0, value], [1, value]]}"),
-    ({"fraction": [0, 1]}, "must be {fraction: [[0, value], [1, value]]}"),
-    ({"fraction": []}, "at least one"),
-    ({"fraction": [[1, 0], [0, 1]]}, "sorted"),
-    ({"fraction": [[-1, 0], [0, 1]]}, "finite and at least 0"),
-    ({"fraction": [[0, -1]]}, "finite and at least 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"fractions": [[0, 1]]}, f"unknown field {RATE}.fractions: did you mean 'fraction'?"),
+        ({"fraction": [[0, 1]], "x": 1}, f"unknown field {RATE}.x: did you mean 'fraction'?"),
+        ({}, f"{RATE} = {{}}: must be {{fraction: [[0, value], [1, value]]}}"),
+        ({"fraction": 1.0}, "must be {fraction: [[0, value], [1, value]]}"),
+        ({"fraction": [[0, "x"]]}, "must be {fraction: [[0, value], [1, value]]}"),
+        ({"fraction": [0, 1]}, "must be {fraction: [[0, value], [1, value]]}"),
+        ({"fraction": []}, "at least one"),
+        ({"fraction": [[1, 0], [0, 1]]}, "sorted"),
+        ({"fraction": [[-1, 0], [0, 1]]}, "finite and at least 0"),
+        ({"fraction": [[0, -1]]}, "finite and at least 0"),
+    ],
+)
 def test_invalid_schedules_are_refused(value, words):
     assert words in refusal(small_config, **{RATE: value})
 

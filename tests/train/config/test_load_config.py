@@ -57,10 +57,15 @@ def test_invalid_files_are_refused(tmp_path, text, words):
         load_text(tmp_path, text)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("env: cartpole", r"field policies is missing"), ("policies: {agent: {}}", r"field env is missing"),
-    (GOOD + "1: 2", r"unknown field 1"), ("env: cartpole\npolicies: {1: {}}", r"policies\.1\.agents '1'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("env: cartpole", r"field policies is missing"),
+        ("policies: {agent: {}}", r"field env is missing"),
+        (GOOD + "1: 2", r"unknown field 1"),
+        ("env: cartpole\npolicies: {1: {}}", r"policies\.1\.agents '1'"),
+    ],
+)
 def test_incomplete_files_are_refused(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
         load_text(tmp_path, text)
@@ -135,12 +140,15 @@ def test_infinity_leaves_a_limit_out(tmp_path):
 
 
 def test_a_merge_takes_what_it_does_not_replace(tmp_path):
-    config = load_text(tmp_path, """
+    config = load_text(
+        tmp_path,
+        """
 env: tag_gridworld
 policies:
   tagger: &policy {gamma: 0.5, network: {hidden_sizes: [8]}}
   runner: &other {<<: *policy, gamma: 0.25}
-    """)  # fmt: skip
+    """,
+    )
     tagger, runner = config.policies["tagger"], config.policies["runner"]
     assert (tagger.options.gamma, runner.options.gamma) == (0.5, 0.25)
     assert tagger.network == runner.network == NetworkConfig(hidden_sizes=(8,))
@@ -158,10 +166,16 @@ def test_lists_become_tuples(tmp_path):
 
 def test_changes_of_fields_and_dotted_names():
     base = load_config("tag_continuous")
-    config = load_config("tag_continuous", num_envs=200, **{
-        "policies.runner.learning_rate": "1e-2", "policies.runner.network.hidden_sizes": [16, 16],
-        "env_params.num_runners": 30, "env_params.grid_length": 7,
-    })  # fmt: skip
+    config = load_config(
+        "tag_continuous",
+        num_envs=200,
+        **{
+            "policies.runner.learning_rate": "1e-2",
+            "policies.runner.network.hidden_sizes": [16, 16],
+            "env_params.num_runners": 30,
+            "env_params.grid_length": 7,
+        },
+    )
     assert config.num_envs == 200
     assert config.policies["runner"].learning_rate == 0.01
     assert config.policies["runner"].network == NetworkConfig((16, 16), "relu")
@@ -177,10 +191,14 @@ def test_changes_do_not_persist():
 
 def test_dataclasses_as_values():
     policy = PolicyConfig(agents=("runner[0:50]",), algorithm="A2C", network=NetworkConfig((8,)))
-    config = load_config("tag_continuous", **{
-        "policies.first": policy, "policies.runner.agents": ["runner[50:100]"],
-        "policies.tagger.network": NetworkConfig((4,)),
-    })  # fmt: skip
+    config = load_config(
+        "tag_continuous",
+        **{
+            "policies.first": policy,
+            "policies.runner.agents": ["runner[50:100]"],
+            "policies.tagger.network": NetworkConfig((4,)),
+        },
+    )
     assert config.policies["first"] == dataclasses.replace(policy, options=A2C.Options())
     assert config.policies["tagger"].network == NetworkConfig((4,))
     assert list(config.policies) == ["tagger", "runner", "first"]

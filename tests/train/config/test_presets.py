@@ -9,57 +9,150 @@ import pytest
 from wdjax.train import NetworkConfig, PolicyConfig, list_presets, load_config, make_learner
 
 ON_POLICY = {
-    "algorithm": "A2C", "optimizer": "adam", "optimizer_epsilon": 1e-8, "gae_lambda": 1.0, "normalize_advantage": False,
-    "value_coefficient": 1.0, "entropy_coefficient": 0.05, "trainable": True,
-}  # fmt: skip
+    "algorithm": "A2C",
+    "optimizer": "adam",
+    "optimizer_epsilon": 1e-8,
+    "gae_lambda": 1.0,
+    "normalize_advantage": False,
+    "value_coefficient": 1.0,
+    "entropy_coefficient": 0.05,
+    "trainable": True,
+}
 GRIDWORLD_RULES = {
-    "num_taggers": 4, "grid_length": 100, "episode_length": 100, "wall_hit_penalty": 0.1, "tag_reward_for_tagger": 10.0,
-    "tag_penalty_for_runner": 5.0, "step_cost_for_tagger": 0.01, "use_full_observation": True,
-}  # fmt: skip
+    "num_taggers": 4,
+    "grid_length": 100,
+    "episode_length": 100,
+    "wall_hit_penalty": 0.1,
+    "tag_reward_for_tagger": 10.0,
+    "tag_penalty_for_runner": 5.0,
+    "step_cost_for_tagger": 0.01,
+    "use_full_observation": True,
+}
 GRIDWORLD = {
-    "env": "tag_gridworld", "num_envs": 2_000, "rollout_length": 100, "num_updates": 10, "total_env_steps": 2_000_000,
-    "env_params": GRIDWORLD_RULES, "reset": "fresh",
-    "policies": {"shared": {"agents": ("tagger", "runner"), "learning_rate": 1e-3, "gamma": 0.98, "max_grad_norm": 3.0,
-                            "hidden_sizes": (32, 32)}},
-}  # fmt: skip
+    "env": "tag_gridworld",
+    "num_envs": 2_000,
+    "rollout_length": 100,
+    "num_updates": 10,
+    "total_env_steps": 2_000_000,
+    "env_params": GRIDWORLD_RULES,
+    "reset": "fresh",
+    "policies": {
+        "shared": {
+            "agents": ("tagger", "runner"),
+            "learning_rate": 1e-3,
+            "gamma": 0.98,
+            "max_grad_norm": 3.0,
+            "hidden_sizes": (32, 32),
+        }
+    },
+}
 PRESETS = {
     "tag_gridworld": GRIDWORLD,
     "tag_gridworld_with_reset_pool": {
-        **GRIDWORLD, "reset": 5, "env_params": {**GRIDWORLD_RULES, "random_start": True},
+        **GRIDWORLD,
+        "reset": 5,
+        "env_params": {**GRIDWORLD_RULES, "random_start": True},
     },
     "tag_continuous": {
-        "env": "tag_continuous", "num_envs": 100, "rollout_length": 250, "num_updates": 10, "total_env_steps": 250_000,
+        "env": "tag_continuous",
+        "num_envs": 100,
+        "rollout_length": 250,
+        "num_updates": 10,
+        "total_env_steps": 250_000,
         "env_params": {
-            "num_taggers": 10, "num_runners": 100, "grid_length": 20.0, "episode_length": 500, "max_acceleration": 0.1,
-            "min_acceleration": -0.1, "max_turn": 2.356, "min_turn": -2.356, "num_acceleration_levels": 20,
-            "num_turn_levels": 20, "edge_hit_penalty": 0.0, "use_full_observation": False,
-            "num_other_agents_observed": 10, "tagging_distance": 0.02, "tag_reward_for_tagger": 10.0,
-            "tag_penalty_for_runner": -10.0, "end_of_game_reward_for_runner": 1.0,
-            "runner_exits_game_after_tagged": True, "max_speed": 1.0, "skill_level_runner": 1.0,
-            "skill_level_tagger": 1.0, "step_penalty_for_tagger": 0.0, "step_reward_for_runner": 0.0,
+            "num_taggers": 10,
+            "num_runners": 100,
+            "grid_length": 20.0,
+            "episode_length": 500,
+            "max_acceleration": 0.1,
+            "min_acceleration": -0.1,
+            "max_turn": 2.356,
+            "min_turn": -2.356,
+            "num_acceleration_levels": 20,
+            "num_turn_levels": 20,
+            "edge_hit_penalty": 0.0,
+            "use_full_observation": False,
+            "num_other_agents_observed": 10,
+            "tagging_distance": 0.02,
+            "tag_reward_for_tagger": 10.0,
+            "tag_penalty_for_runner": -10.0,
+            "end_of_game_reward_for_runner": 1.0,
+            "runner_exits_game_after_tagged": True,
+            "max_speed": 1.0,
+            "skill_level_runner": 1.0,
+            "skill_level_tagger": 1.0,
+            "step_penalty_for_tagger": 0.0,
+            "step_reward_for_runner": 0.0,
         },
         "policies": {
-            "tagger": {"learning_rate": 1e-3, "gamma": 0.98, "max_grad_norm": 0.5, "hidden_sizes": (256, 256)},
-            "runner": {"learning_rate": 5e-3, "gamma": 0.98, "max_grad_norm": 0.5, "hidden_sizes": (256, 256)},
+            "tagger": {
+                "learning_rate": 1e-3,
+                "gamma": 0.98,
+                "max_grad_norm": 0.5,
+                "hidden_sizes": (256, 256),
+            },
+            "runner": {
+                "learning_rate": 5e-3,
+                "gamma": 0.98,
+                "max_grad_norm": 0.5,
+                "hidden_sizes": (256, 256),
+            },
         },
     },
     "cartpole": {
-        "env": "cartpole", "num_envs": 1_000, "rollout_length": 100, "num_updates": 1_000,  # a GPU's
-        "total_env_steps": 100_000_000, "env_params": {"episode_length": 500}, "reset": 1000,
-        "policies": {"agent": {"learning_rate": 3e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
+        "env": "cartpole",
+        "num_envs": 1_000,
+        "rollout_length": 100,
+        "num_updates": 1_000,  # a GPU's
+        "total_env_steps": 100_000_000,
+        "env_params": {"episode_length": 500},
+        "reset": 1000,
+        "policies": {
+            "agent": {
+                "learning_rate": 3e-3,
+                "gamma": 0.99,
+                "max_grad_norm": 3.0,
+                "hidden_sizes": (32, 32),
+            }
+        },
     },
     "acrobot": {
-        "env": "acrobot", "num_envs": 1_000, "rollout_length": 100, "num_updates": 1_000,
-        "total_env_steps": 100_000_000, "env_params": {"episode_length": 500}, "reset": 1000,
-        "policies": {"agent": {"learning_rate": 3e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32),
-                               "value_coefficient": 0.1, "entropy_coefficient": 0.1}},
+        "env": "acrobot",
+        "num_envs": 1_000,
+        "rollout_length": 100,
+        "num_updates": 1_000,
+        "total_env_steps": 100_000_000,
+        "env_params": {"episode_length": 500},
+        "reset": 1000,
+        "policies": {
+            "agent": {
+                "learning_rate": 3e-3,
+                "gamma": 0.99,
+                "max_grad_norm": 3.0,
+                "hidden_sizes": (32, 32),
+                "value_coefficient": 0.1,
+                "entropy_coefficient": 0.1,
+            }
+        },
     },
     "mountain_car_warpdrive": {
-        "env": "mountain_car", "num_envs": 1_000, "rollout_length": 500, "num_updates": 2_000,
-        "total_env_steps": 1_000_000_000, "env_params": {"episode_length": 500}, "reset": 10_000,
-        "policies": {"agent": {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 3.0, "hidden_sizes": (32, 32)}},
+        "env": "mountain_car",
+        "num_envs": 1_000,
+        "rollout_length": 500,
+        "num_updates": 2_000,
+        "total_env_steps": 1_000_000_000,
+        "env_params": {"episode_length": 500},
+        "reset": 10_000,
+        "policies": {
+            "agent": {
+                "learning_rate": 1e-3,
+                "gamma": 0.99,
+                "max_grad_norm": 3.0,
+                "hidden_sizes": (32, 32),
+            }
+        },
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -97,21 +190,41 @@ def value_of(policy, field):
 
 DDPG_PRESETS = {
     "pendulum_warpdrive": {
-        "total_env_steps": 5_000_000_000, "num_updates": 100_000, "episode_length": 500, "gravity": 9.81,
-        "learning_rate": ((2.5e9, 1e-3), (3.75e9, 5e-4)), "critic_learning_rate": ((2.5e9, 1e-4), (3.75e9, 5e-5)),
+        "total_env_steps": 5_000_000_000,
+        "num_updates": 100_000,
+        "episode_length": 500,
+        "gravity": 9.81,
+        "learning_rate": ((2.5e9, 1e-3), (3.75e9, 5e-4)),
+        "critic_learning_rate": ((2.5e9, 1e-4), (3.75e9, 5e-5)),
         "noise_stddev": 0.2 / 2,  # half widths of a box of 2 N m
     },
     "continuous_mountain_car_warpdrive": {
-        "total_env_steps": 1_000_000_000, "num_updates": 20_000, "episode_length": 1_000, "learning_rate": 1e-3,
-        "critic_learning_rate": 1e-4, "noise_stddev": 0.5,
+        "total_env_steps": 1_000_000_000,
+        "num_updates": 20_000,
+        "episode_length": 1_000,
+        "learning_rate": 1e-3,
+        "critic_learning_rate": 1e-4,
+        "noise_stddev": 0.5,
     },
-}  # fmt: skip
+}
 DDPG_REFERENCE = {
-    "num_envs": 10_000, "rollout_length": 5, "reset": 10_000, "algorithm": "DDPG", "optimizer": "adam", "gamma": 0.99,
-    "optimizer_epsilon": 1e-8, "network": NetworkConfig((64, 64), "relu"), "tau": 0.05, "n_step": 5,
-    "batch_size": 50_000, "updates_per_rollout": 1, "noise": "ornstein_uhlenbeck", "noise_damping": 0.15,
-    "noise_scale": 1.0, "twin_critics": False,
-}  # fmt: skip
+    "num_envs": 10_000,
+    "rollout_length": 5,
+    "reset": 10_000,
+    "algorithm": "DDPG",
+    "optimizer": "adam",
+    "gamma": 0.99,
+    "optimizer_epsilon": 1e-8,
+    "network": NetworkConfig((64, 64), "relu"),
+    "tau": 0.05,
+    "n_step": 5,
+    "batch_size": 50_000,
+    "updates_per_rollout": 1,
+    "noise": "ornstein_uhlenbeck",
+    "noise_damping": 0.15,
+    "noise_scale": 1.0,
+    "twin_critics": False,
+}
 
 
 @pytest.mark.parametrize("preset", DDPG_PRESETS)

@@ -43,7 +43,7 @@ def played():
 
 
 def replay(parts):
-    """Return for each rollout its finished episodes: (length, caught, return by policy), from the rows alone."""
+    """Return the finished episodes of each rollout: (length, caught, return by policy)."""
     episodes, current = [], [{"length": 0, "mixed": 0.0, "rest": 0.0} for _ in range(REPLICAS)]
     for part in parts:
         episodes.append([])
@@ -67,10 +67,15 @@ def test_rollouts_include_both_ends_and_none(played):
     assert not all(caught)
 
 
-@pytest.mark.parametrize(("metric", "field"), [
-    ("episode_length", "length"), ("episode_tags", "caught"),
-    ("mixed/episode_return", "mixed"), ("rest/episode_return", "rest"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metric", "field"),
+    [
+        ("episode_length", "length"),
+        ("episode_tags", "caught"),
+        ("mixed/episode_return", "mixed"),
+        ("rest/episode_return", "rest"),
+    ],
+)
 def test_means_over_the_episodes_that_ended(played, metric, field):
     for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
         assert metrics["episodes"] == len(episodes)
@@ -78,9 +83,14 @@ def test_means_over_the_episodes_that_ended(played, metric, field):
         np.testing.assert_allclose(metrics[metric], mean, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("metric", "field"), [
-    ("episode_length", "length"), ("mixed/episode_return", "mixed"), ("rest/episode_return", "rest"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metric", "field"),
+    [
+        ("episode_length", "length"),
+        ("mixed/episode_return", "mixed"),
+        ("rest/episode_return", "rest"),
+    ],
+)
 def test_spread_over_the_episodes_that_ended(played, metric, field):
     spreads = set()
     for episodes, metrics in zip(replay(played[0]), played[1], strict=True):
@@ -124,19 +134,31 @@ def test_chunk_metrics_are_over_all_episodes(played):
 
 
 def test_summary_by_hand():
-    """Rollout means are weighted by live rows, extremes are over the chunk, other metrics are plain means."""
+    """Means are weighted by valid transitions; other metrics of updates are plain means."""
     metrics = {
-        "episodes": [0, 0], "episode_length": Metric([np.nan] * 2, weight=("episodes",)),
+        "episodes": [0, 0],
+        "episode_length": Metric([np.nan] * 2, weight=("episodes",)),
         "time_to_tag": Metric([np.nan] * 2, weight=("episodes", "episode_length")),
-        "a/live_fraction": [0.25, 0.75], "a/reward_mean": Metric([4.0, 8.0], weight=("a/live_fraction",)),
-        "a/reward_max": Metric([9.0, 5.0], "max"), "a/reward_min": Metric([1.0, 2.0], "min"),
-        "a/advantage_std": [1.0, 3.0], "a/loss": [1.0, 2.0], "b/q_mean": [1.0, 2.0],
-    }  # fmt: skip
+        "a/live_fraction": [0.25, 0.75],
+        "a/reward_mean": Metric([4.0, 8.0], weight=("a/live_fraction",)),
+        "a/reward_max": Metric([9.0, 5.0], "max"),
+        "a/reward_min": Metric([1.0, 2.0], "min"),
+        "a/advantage_std": [1.0, 3.0],
+        "a/loss": [1.0, 2.0],
+        "b/q_mean": [1.0, 2.0],
+    }
     assert summarize(metrics) == {
-        "episodes": 0, "episode_length": None, "time_to_tag": None, "a/live_fraction": 0.5,
-        "a/reward_mean": 7.0, "a/reward_max": 9.0, "a/reward_min": 1.0, "a/advantage_std": 2.0, "a/loss": 1.5,
+        "episodes": 0,
+        "episode_length": None,
+        "time_to_tag": None,
+        "a/live_fraction": 0.5,
+        "a/reward_mean": 7.0,
+        "a/reward_max": 9.0,
+        "a/reward_min": 1.0,
+        "a/advantage_std": 2.0,
+        "a/loss": 1.5,
         "b/q_mean": 1.5,
-    }  # fmt: skip
+    }
     mean, largest = Metric([0.0], weight=("a/live_fraction",)), Metric([-np.inf], "max")
     nothing = summarize(
         {"episodes": [0], "a/live_fraction": [0.0], "a/reward_max": largest, "a/reward_mean": mean}
@@ -145,23 +167,43 @@ def test_summary_by_hand():
 
 
 def test_statistics_hide_no_other_quantity():
-    """Two roles, "a" of two agents and "a agent" of one, and statistics that are named as their returns and lengths."""
+    """Roles "a" and "a agent", and statistics with the names of their returns and lengths."""
     info = {"length": 1.0, "a return": 2.0, "net return": 3.0, "a agent return": 4.0, "x": 5.0}
     ones = np.ones((2, 1))
     episodes = Episodes(
-        episode_return={"a": np.full(2, 10.0), "a agent": np.full(2, 20.0)}, episode_length=np.full(2, 6),
+        episode_return={"a": np.full(2, 10.0), "a agent": np.full(2, 20.0)},
+        episode_length=np.full(2, 6),
         episode_info={name: np.full(2, value) for name, value in info.items()},
-        agent_return={"a": np.array([[3.0, 7.0]] * 2), "a agent": 20 * ones}, group_return={"crowd": np.full(2, 30.0)},
-    )  # fmt: skip
+        agent_return={"a": np.array([[3.0, 7.0]] * 2), "a agent": 20 * ones},
+        group_return={"crowd": np.full(2, 30.0)},
+    )
     found = statistics(episodes, {"x": ("net return", "length")})
     assert {name: numbers["mean"] for name, numbers in found.items()} == {
-        "x": 3.0, "user/length": 1.0, "user/a return": 2.0, "user/user/a agent return": 4.0, "user/x": 5.0,
-        "length": 6.0, "crowd return": 30.0, "a return": 10.0, "a agent return": 20.0, "user/a agent return": 5.0,
-    }  # fmt: skip
+        "x": 3.0,
+        "user/length": 1.0,
+        "user/a return": 2.0,
+        "user/user/a agent return": 4.0,
+        "user/x": 5.0,
+        "length": 6.0,
+        "crowd return": 30.0,
+        "a return": 10.0,
+        "a agent return": 20.0,
+        "user/a agent return": 5.0,
+    }
     [table] = matrix_tables({("p", "q"): episodes}, {("p", "q"): found})
     shown = [column.header for column in table.columns]
-    assert shown == ["a", "a agent", "x", "user/length", "user/a return", "user/user/a agent return", "user/x",
-                     "length", "a return", "a agent return"]  # fmt: skip
+    assert shown == [
+        "a",
+        "a agent",
+        "x",
+        "user/length",
+        "user/a return",
+        "user/user/a agent return",
+        "user/x",
+        "length",
+        "a return",
+        "a agent return",
+    ]
 
 
 def test_all_rows_are_live_if_no_agent_leaves_early(played):

@@ -30,11 +30,17 @@ COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
 
 @pytest.fixture(scope="module")
 def gridworld():
-    """Return a learner on a small grid without wall penalties, and a state whose greedy policy stays."""
+    """Return a learner on a small grid, and a state whose greedy policy does not move."""
     params = {
-        "num_taggers": 2, "grid_length": 4, "episode_length": 12, "wall_hit_penalty": 0.0, "random_start": False,
-        "step_cost_for_tagger": COST, "tag_reward_for_tagger": TAG, "tag_penalty_for_runner": PENALTY,
-    }  # fmt: skip
+        "num_taggers": 2,
+        "grid_length": 4,
+        "episode_length": 12,
+        "wall_hit_penalty": 0.0,
+        "random_start": False,
+        "step_cost_for_tagger": COST,
+        "tag_reward_for_tagger": TAG,
+        "tag_penalty_for_runner": PENALTY,
+    }
     policies = {
         "tagger": {"network": {"hidden_sizes": [8]}},
         "runner": {"network": {"hidden_sizes": [8]}},
@@ -124,9 +130,11 @@ def test_recorded_episode_is_whole(gridworld):
     before = jax.tree.map(lambda leaf: leaf[-2], episode.states)
     assert not bool(is_over(before, learner.env_params))
     replayed = jax.jit(learner.env.step)(
-        jax.random.key(0), jax.tree.map(lambda leaf: leaf[2], episode.states),
-        jax.tree.map(lambda leaf: leaf[2], episode.action), learner.env_params,
-    )[1]  # fmt: skip
+        jax.random.key(0),
+        jax.tree.map(lambda leaf: leaf[2], episode.states),
+        jax.tree.map(lambda leaf: leaf[2], episode.action),
+        learner.env_params,
+    )[1]
     np.testing.assert_array_equal(replayed.x, episode.states.x[3])
 
 
@@ -198,9 +206,13 @@ def test_evaluation_in_batches(gridworld):
     for a, b in zip(jax.tree.leaves(turns), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(a, b)
     assert np.any(parts[0].episode_length != parts[1].episode_length)
-    for a, b in zip(*(
-        jax.tree.leaves(evaluate(learner, state, jax.random.key(1), 24, **both, batch=size)) for size in (None, 99)
-    ), strict=True):  # fmt: skip
+    for a, b in zip(
+        *(
+            jax.tree.leaves(evaluate(learner, state, jax.random.key(1), 24, **both, batch=size))
+            for size in (None, 99)
+        ),
+        strict=True,
+    ):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="batch = 0"):
         evaluate(learner, state, jax.random.key(1), 64, batch=0)
@@ -208,10 +220,12 @@ def test_evaluation_in_batches(gridworld):
 
 def test_statistics_by_hand():
     episodes = Episodes(
-        episode_return={"pair": np.array([3.0, 7.0])}, episode_length=np.array([4, 8]),
+        episode_return={"pair": np.array([3.0, 7.0])},
+        episode_length=np.array([4, 8]),
         episode_info={"tags": np.array([1, 3]), "tag_steps": np.array([2, 12])},
-        agent_return={"pair": np.array([[1.0, 2.0], [3.0, 4.0]])}, group_return={"all": np.array([3.0, 7.0])},
-    )  # fmt: skip
+        agent_return={"pair": np.array([[1.0, 2.0], [3.0, 4.0]])},
+        group_return={"all": np.array([3.0, 7.0])},
+    )
     found = statistics(episodes)
     assert list(found) == [
         "tags",
@@ -253,21 +267,30 @@ def test_statistics_by_hand():
 
 def test_logged_metrics_of_evaluations():
     episodes = Episodes(
-        episode_return={"pair": np.array([3.0, 7.0])}, episode_length=np.array([4, 8]),
+        episode_return={"pair": np.array([3.0, 7.0])},
+        episode_length=np.array([4, 8]),
         episode_info={"tags": np.array([1, 3]), "tag_steps": np.array([2, 12])},
-        agent_return={"pair": np.array([[1.0, 2.0], [3.0, 4.0]])}, group_return={"all": np.array([5.0, 5.0])},
-    )  # fmt: skip
-    assert evaluation_metrics(episodes, {"time_to_tag": ("tag_steps", "tags")}) == pytest.approx({
-        "eval/episode_length": 6.0, "eval/episode_length_standard_error": 2.0,
-        "eval/time_to_tag": 3.5, "eval/time_to_tag_standard_error": 0.75,
-        "eval/episode_tags": 2.0, "eval/episode_tags_standard_error": 1.0,
-        "eval/all/episode_return": 5.0, "eval/all/episode_return_standard_error": 0.0,
-        "eval/pair/episode_return": 5.0, "eval/pair/episode_return_standard_error": 2.0,
-    })  # fmt: skip
+        agent_return={"pair": np.array([[1.0, 2.0], [3.0, 4.0]])},
+        group_return={"all": np.array([5.0, 5.0])},
+    )
+    assert evaluation_metrics(episodes, {"time_to_tag": ("tag_steps", "tags")}) == pytest.approx(
+        {
+            "eval/episode_length": 6.0,
+            "eval/episode_length_standard_error": 2.0,
+            "eval/time_to_tag": 3.5,
+            "eval/time_to_tag_standard_error": 0.75,
+            "eval/episode_tags": 2.0,
+            "eval/episode_tags_standard_error": 1.0,
+            "eval/all/episode_return": 5.0,
+            "eval/all/episode_return_standard_error": 0.0,
+            "eval/pair/episode_return": 5.0,
+            "eval/pair/episode_return_standard_error": 2.0,
+        }
+    )
 
 
 def shop_run():
-    """DDPG and PPO in one group, a recurrent policy with masks in the other, all with normalizers."""
+    """DDPG and PPO in one group, a recurrent policy with masks in the other, normalizers in all."""
     tiny = NetworkConfig(hidden_sizes=(4,), activation="tanh", initializer="lecun")
     memory = dataclasses.replace(tiny, recurrent_size=4)
     policies = {
@@ -282,9 +305,10 @@ def shop_run():
     )
     state = learner.init(jax.random.key(0))
     seen = {
-        "inner": {"place": known([32.0, -1.95], [1.3, 0.01]), "choices": None}, "clock": known([15.0], [125.0]),
+        "inner": {"place": known([32.0, -1.95], [1.3, 0.01]), "choices": None},
+        "clock": known([15.0], [125.0]),
         "light": None,
-    }  # fmt: skip
+    }
     changed = {}
     for name, own in state.policies.items():
         normalizer = own.normalizer and own.normalizer.replace(obs=seen)

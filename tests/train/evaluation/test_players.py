@@ -77,12 +77,20 @@ def test_scripts_beat_random_play(run):
 
 
 def test_players_of_other_runs_act_in_their_roles(run):
-    """Runners that stay, or walk along the wall: standing taggers never meet the former. Networks,
-    algorithms and names of policies may differ."""
+    """Networks, algorithms and names of policies may differ.
+
+    Runners stay, or walk along the wall: standing taggers never meet the former.
+    """
     wide = dataclasses.replace(NETWORK, hidden_sizes=(5, 3))
-    other = make_learner(tiny_config("tag_gridworld", {
-        "all": tiny_policy("PPO", network=wide, agents=("tagger", "runner")),
-    }, env_params=GRID))  # fmt: skip
+    other = make_learner(
+        tiny_config(
+            "tag_gridworld",
+            {
+                "all": tiny_policy("PPO", network=wide, agents=("tagger", "runner")),
+            },
+            env_params=GRID,
+        )
+    )
     state = other.init(jax.random.key(1))
     walker = always(other, state, all=1)
     still = always(other, state, all=0)
@@ -127,9 +135,16 @@ def test_checkpoints_and_equal_runs_share_programs(run):
 
 
 def test_policy_of_both_groups_has_a_role_in_each():
-    learner = make_learner(tiny_config("tag_gridworld", {
-        "mixed": tiny_policy("A2C", agents=("runner", "tagger[1]")), "rest": tiny_policy("A2C", agents=("tagger[0]",)),
-    }, env_params=GRID))  # fmt: skip
+    learner = make_learner(
+        tiny_config(
+            "tag_gridworld",
+            {
+                "mixed": tiny_policy("A2C", agents=("runner", "tagger[1]")),
+                "rest": tiny_policy("A2C", agents=("tagger[0]",)),
+            },
+            env_params=GRID,
+        )
+    )
     assert [role.name for role in roles_of(learner.setup)] == [
         "mixed/runner",
         "mixed/tagger",
@@ -164,10 +179,22 @@ def test_policy_of_both_groups_has_a_role_in_each():
 def test_parts_of_a_group_are_played_by_their_policies():
     """Another run's policy for the second tagger plays it, whatever its name."""
     names = [("first", "second"), ("b", "a")]
-    runs = [make_learner(tiny_config("tag_gridworld", {
-        **{name: tiny_policy("A2C", agents=(f"tagger[{i}]",)) for i, name in enumerate(pair)},
-        "runner": tiny_policy("A2C"),
-    }, env_params=GRID)) for pair in names]  # fmt: skip
+    runs = [
+        make_learner(
+            tiny_config(
+                "tag_gridworld",
+                {
+                    **{
+                        name: tiny_policy("A2C", agents=(f"tagger[{i}]",))
+                        for i, name in enumerate(pair)
+                    },
+                    "runner": tiny_policy("A2C"),
+                },
+                env_params=GRID,
+            )
+        )
+        for pair in names
+    ]
     mine, theirs = (learner.init(KEY) for learner in runs)
     mine = always(runs[0], mine, first=0, second=0, runner=0)
     other = Player("other", runs[1], always(runs[1], theirs, b=1, a=3))
@@ -298,7 +325,7 @@ def test_actions_of_scripts_are_kept_inside_their_space(run):
 
 
 def test_registered_again_encoder_compiles_another_program(monkeypatch):
-    """As in a notebook cell that runs again: parameters of one class must not run with the other's code."""
+    """A notebook cell that runs again defines a class again; parameters stay with their class."""
 
     def encoder(sign):
         class Mine(nnx.Module):
@@ -335,9 +362,16 @@ def test_registered_again_encoder_compiles_another_program(monkeypatch):
 def test_other_environments_are_refused(run):
     signal = make_learner(tiny_config("probe_signal", {"agent": tiny_policy("A2C")}))
     more = grid_learner(num_taggers=3)
-    split = make_learner(tiny_config("tag_gridworld", {
-        "a": tiny_policy("A2C", agents=("tagger[0]", "runner")), "b": tiny_policy("A2C", agents=("tagger[1]",)),
-    }, env_params=GRID))  # fmt: skip
+    split = make_learner(
+        tiny_config(
+            "tag_gridworld",
+            {
+                "a": tiny_policy("A2C", agents=("tagger[0]", "runner")),
+                "b": tiny_policy("A2C", agents=("tagger[1]",)),
+            },
+            env_params=GRID,
+        )
+    )
     shapes = jax.eval_shape(run[0].init, KEY)  # refused before anybody looks at a number
     for other, words in (
         (signal, "env = 'probe_signal': must be 'tag_gridworld'"),
@@ -348,10 +382,17 @@ def test_other_environments_are_refused(run):
             cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])
 
 
-@pytest.mark.parametrize(("name", "shown"), [
-    ("tag_gridworld", {"use_full_observation": False}),
-    pytest.param("tag_continuous", {"egocentric": True, "num_other_agents_observed": 3}, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("tag_gridworld", {"use_full_observation": False}),
+        pytest.param(
+            "tag_continuous",
+            {"egocentric": True, "num_other_agents_observed": 3},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_players_get_the_observations_of_their_training(name, shown):
     """Each pair of runs has the same results, bit for bit, in the environment of either run."""
     policies = {"tagger": tiny_policy("A2C"), "runner": tiny_policy("A2C")}

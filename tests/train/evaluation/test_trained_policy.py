@@ -33,10 +33,12 @@ key = np.arange(2 * len(obs), dtype=np.uint32).reshape(-1, 2)
 best, memory = act.call(obs, None, key, True)
 drawn, _ = act.call(obs, None, key, False)
 w = np.load(f"{folder}/agent.npz")
-x = np.clip((obs - w["normalizer/obs/mean"]) / np.sqrt(w["normalizer/obs/variance"] + 1e-8), -10, 10)
+x = (obs - w["normalizer/obs/mean"]) / np.sqrt(w["normalizer/obs/variance"] + 1e-8)
+x = np.clip(x, -10, 10)
 x = np.tanh(x @ w["params/trunk/mlp/layer_0/kernel"] + w["params/trunk/mlp/layer_0/bias"])
 logits = x @ w["params/policy_head/kernel"] + w["params/policy_head/bias"]
-assert memory is None and not [name for name in sys.modules if name.split(".")[0] in ("wdjax", "flax")]
+assert memory is None
+assert not {name.split(".")[0] for name in sys.modules} & {"wdjax", "flax"}
 print(json.dumps([best.tolist(), drawn.tolist(), logits.argmax(-1).tolist()]))
 """
 

@@ -152,12 +152,20 @@ def test_arrays_for_numpy(tmp_path):
         learner, state, KEY, players={"tagger": "chase_nearest"}, observations=True
     )
     with np.load(episode.to_npz(tmp_path / "new" / "episode.npz")) as file:
-        assert sorted(file) == sorted([
-            *(f"{part}/{group}" for group in ("tagger", "runner") for part in (
-                "action", "reward", "terminated", "truncated", "obs"
-            )),
-            "states/x", "states/y", "states/time", "choice/runner/probs", "choice/runner/value",
-        ])  # fmt: skip
+        assert sorted(file) == sorted(
+            [
+                *(
+                    f"{part}/{group}"
+                    for group in ("tagger", "runner")
+                    for part in ("action", "reward", "terminated", "truncated", "obs")
+                ),
+                "states/x",
+                "states/y",
+                "states/time",
+                "choice/runner/probs",
+                "choice/runner/value",
+            ]
+        )
         np.testing.assert_array_equal(file["states/x"], episode.states.x)
         np.testing.assert_array_equal(file["reward/runner"], episode.reward["runner"])
         steps = len(file["reward/runner"])
@@ -183,9 +191,10 @@ def test_program_compiled_from_shapes_gives_the_same_episode(tmp_path):
     learner, state = make("cartpole", {"agent": tiny_policy("A2C")})
     program = compile_recording(learner, abstract_state(learner.setup))
     jax.tree.map(
-        np.testing.assert_array_equal, record_episode(learner, state, KEY),
+        np.testing.assert_array_equal,
+        record_episode(learner, state, KEY),
         record_episode(learner, state, KEY, program=program),
-    )  # fmt: skip
+    )
     for suffix, options in (
         (".npz", {}),
         (".gif", {"greedy": True}),

@@ -22,8 +22,8 @@ from wdjax.train.host.plots import draw_run, thinned
 
 CELL = """
 from wdjax.train import Trainer, load_config
-config = load_config("cartpole_ppo", num_envs=8, rollout_length=16, total_env_steps=512, updates_per_chunk=1,
-                     eval_episodes=4)
+size = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 512}
+config = load_config("cartpole_ppo", updates_per_chunk=1, eval_episodes=4, **size)
 trainer = Trainer(config, "runs/a", pictures=False)
 trainer.train()
 trainer

@@ -73,7 +73,10 @@ def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         policies = {"agent": state.policies["agent"].replace(params={})}
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
-    message = r"is damaged, or from another configuration or wdjax version: policies/agent/params/.* is missing"
+    message = (
+        r"is damaged, or from another configuration or wdjax version: "
+        r"policies/agent/params/.* is missing"
+    )
     with (
         open_checkpoints(tmp_path / "checkpoints", None) as manager,
         pytest.raises(DamagedCheckpointError, match=message),

@@ -47,10 +47,8 @@ def test_resuming_with_another_setting_raises(name, run, current):
     before, old = {path: path.stat().st_mtime_ns for path in run.rglob("*")}, current[name]
     current[name] = OTHER[name]
     message = refusal(Trainer, LONGER, run, resume=True, quiet=True)
-    assert (
-        f"{name} = {OTHER[name]!r}: the run in {run} was started with {old!r}. Set {name.upper()}={old}"
-        in message
-    )
+    words = f"the run in {run} was started with {old!r}. Set {name.upper()}={old}"
+    assert f"{name} = {OTHER[name]!r}: {words}" in message
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
