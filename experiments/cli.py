@@ -83,7 +83,7 @@ HINTS = {
 }  # fmt: skip
 
 
-FAILURES = (BadNumbersError, FailedCheckError)  # of a run; exit status 1
+FAILURES = (BadNumbersError, FailedCheckError)  # end with exit status 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:

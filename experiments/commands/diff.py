@@ -26,7 +26,7 @@ from wdjax.train import (
 from wdjax.train.config.facts import in_env_steps
 from wdjax.yaml_reader import flat, read_yaml
 
-CONFIG = "config.yaml"  # of a run
+CONFIG = "config.yaml"  # file in a run folder
 VERSION, MADE_WITH = "wdjax", "made_with"  # its fields on versions and device
 
 

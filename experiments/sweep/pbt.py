@@ -173,7 +173,7 @@ def require_traced(config: TrainConfig, names: Collection[str], trust: Collectio
     one = Population([config], trust=trust)
     traced = [f"policies.{name}" for name in jax.eval_shape(one.hypers, one.shapes)]
     for name in names:
-        known = f"policies.{hyper_name(name)}"
+        known = f"policies.{hyper_name(name)}" if name.startswith("policies.") else name
         require_known("hyperparameter that a run can change", known, traced)
 
 

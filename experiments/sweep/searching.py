@@ -227,12 +227,11 @@ def trial_members(
     return members
 
 
-def rung_ends(num_updates: int, halving: Halving | None) -> list[int]:
-    """Return the number of updates at the end of each rung; the last rung is the whole run."""
-    if halving is None:
-        return [num_updates]
-    shares = [halving.reduction**k for k in range(halving.rungs, -1, -1)]
-    return [max(1, num_updates // share) for share in shares]
+def rung_spans(num_updates: int, halving: Halving | None) -> list[tuple[int, int]]:
+    """Return the (first, last) number of updates of each rung; the last rung ends with the run."""
+    rungs = range(halving.rungs, -1, -1) if halving else ()
+    ends = [max(1, num_updates // halving.reduction**k) for k in rungs] or [num_updates]
+    return list(itertools.pairwise([0, *ends]))
 
 
 def train_trials(
@@ -268,7 +267,7 @@ def train_trials(
             going = [member for member in members if member.point in alive]
             populations = make_populations(going, running.devices, running.trust, known)
             known += populations
-            span = functools.partial(rung_span, halving=halving, rung=rung)
+            span = lambda updates, rung=rung: rung_spans(updates, halving)[rung]  # noqa: E731
             place = folder / "rungs" / f"{rung}"
             batches += running.train_all(place, populations, bar, span, tuple(batches))
             rows += read_rows(place)
@@ -280,12 +279,6 @@ def train_trials(
                 alive = survivors(alive, scores, halving.reduction)
     results = [Trial(n, scores[n], n not in alive, tuple(reached[n])) for n in trials]
     return results, rows
-
-
-def rung_span(num_updates: int, halving: Halving | None, rung: int) -> tuple[int, int]:
-    """Return the updates of a run before and after a rung."""
-    ends = [0, *rung_ends(num_updates, halving)]
-    return ends[rung], ends[rung + 1]
 
 
 def trial_scores(
@@ -311,7 +304,7 @@ def survivors(trials: Sequence[int], scores: dict[int, float | None], reduction:
 def steps_of(members: Sequence[Member], trial: int, rung: int, halving: Halving | None) -> int:
     """Return the env steps of a trial at the end of a rung."""
     config = next(member.config for member in members if member.point == trial)
-    return rung_ends(config.num_updates, halving)[rung] * config.env_steps_per_update
+    return rung_spans(config.num_updates, halving)[rung][1] * config.env_steps_per_update
 
 
 def conclude(

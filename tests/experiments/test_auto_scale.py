@@ -119,7 +119,7 @@ def test_the_table_lists_trials_and_changes():
     assert in_words(3_400_000_000) == "3.40 GB"
 
 
-# --- what is measured ---
+# --- measurements ---
 
 
 @pytest.fixture
@@ -132,9 +132,7 @@ def test_only_sizes_that_fit_are_run(quick, monkeypatch):
     trial = measure(CONFIG, 10**9)
     assert trial.words == ""
     assert trial.env_steps_per_second > 0
-    state = (
-        8 * (4 + 4) * 4
-    )  # at least what the replicas and observations of cartpole take, in bytes
+    state = 8 * (4 + 4) * 4  # bytes of the replicas and observations of cartpole
     assert state < trial.memory < 10**9
     monkeypatch.setattr(module, "time_of", lambda *_: pytest.fail("it was run"))
     larger = measure(dataclasses.replace(CONFIG, rollout_length=160), trial.memory)

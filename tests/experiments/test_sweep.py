@@ -132,7 +132,7 @@ def test_each_value_of_a_static_field_has_a_program(tmp_path):
         for i in range(2)
     ]
     assert [kernel.shape for kernel in kernels] == [(8, 1), (4, 1)]
-    assert sweep(CONFIG, values) == table  # and without a folder nothing is kept
+    assert sweep(CONFIG, values) == table  # also without a folder
 
 
 # --- turns, devices, memory ---
@@ -306,7 +306,7 @@ def test_the_history_contains_parents(population):
     copies = 0
     for (k, i), row in at.items():
         if k == 4:
-            assert row["parent"] is None  # nobody learns after it
+            assert row["parent"] is None  # no update follows
             continue
         ranked = sorted(range(8), key=lambda j: at[k, j]["score"])
         assert (row["parent"] is not None) == (i in ranked[:2])
@@ -319,7 +319,9 @@ def test_the_history_contains_parents(population):
             factors = (1.0,) if row["parent"] is None else (0.8, 1.25)
             allowed = [np.clip(factor * parent[name], low, high) for factor in factors]
             assert np.isclose(at[k + 1, i][name], allowed, rtol=1e-6).any()
-        assert at[k + 1, i]["agent/learning_rate"] == at[k + 1, i][RATE]  # what it learned with
+        assert (
+            at[k + 1, i]["agent/learning_rate"] == at[k + 1, i][RATE]
+        )  # the value used in training
     assert copies == 3 * 2
     assert read_table(folder) == table
     best = max(table[-8:], key=lambda row: row["score"])

@@ -20,7 +20,7 @@ from wdjax.experiments.sweep.members import (
     read_settings,
 )
 from wdjax.experiments.sweep.pbt import bounds_of, draw_members
-from wdjax.experiments.sweep.searching import rung_ends, survivors, trial_scores
+from wdjax.experiments.sweep.searching import rung_spans, survivors, trial_scores
 from wdjax.experiments.sweep.table import (
     best_member,
     best_points,
@@ -245,9 +245,9 @@ def test_bad_numbers_are_refused_before_anything_is_written(config, tmp_path, ar
 
 
 def test_rungs_of_successive_halving_by_hand():
-    assert rung_ends(100, None) == [100]
-    assert rung_ends(100, Halving(4, 2)) == [6, 25, 100]
-    assert rung_ends(3, Halving(4, 2)) == [1, 1, 3]
+    assert rung_spans(100, None) == [(0, 100)]
+    assert rung_spans(100, Halving(4, 2)) == [(0, 6), (6, 25), (25, 100)]
+    assert rung_spans(3, Halving(4, 2)) == [(0, 1), (1, 1), (1, 3)]
     scores = {0: 1.0, 1: 5.0, 2: None, 3: 5.0, 4: 3.0}
     assert survivors([0, 1, 2, 3, 4], scores, 2) == [1, 3, 4]
     assert survivors([0, 1, 3], scores, 4) == [1]  # the earlier of equals

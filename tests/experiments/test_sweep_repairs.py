@@ -157,7 +157,7 @@ def test_metrics_deleted_during_training_are_rewritten(whole, tmp_path, capsys):
 def test_a_population_with_lost_lines_resumes(tmp_path, capsys):
     population(tmp_path, stop=EndsAfter(2))
     file = tmp_path / "population" / "000" / "metrics.jsonl"
-    os.truncate(file, file.stat().st_size - 10)  # of the last chunk one member's line
+    os.truncate(file, file.stat().st_size - 10)  # a line of the last chunk
     population(tmp_path, resume=True, quiet=False)
     assert "bytes short" in words_of(capsys)
     assert [(row["updates"], row["member"]) for row in read_metrics(file)] == [

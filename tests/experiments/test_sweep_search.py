@@ -126,9 +126,8 @@ def test_only_one_of_two_workers_gets_the_last_trial(studies, monkeypatch):
 
     def too_early(**options):
         calls.append(1)
-        return (
-            real(**options)[:2] if len(calls) == 2 else real(**options)
-        )  # as it was before the other one asked
+        # the trials before the other worker asked
+        return real(**options)[:2] if len(calls) == 2 else real(**options)
 
     monkeypatch.setattr(second.study, "get_trials", too_early)
     assert second.ask(3, 3, held=[]) == []
