@@ -62,9 +62,9 @@ class A2C(OnPolicy):
         )
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
         batch = Batch.of(policy, rollout, data, advantage, target)
-        normalize = options.normalize_advantage
         state, losses = fit(
-            self.loss, policy, state, hypers, batch, key, num_blocks, normalize_advantage=normalize
-        )
+            self.loss, policy, state, hypers, batch, key, num_blocks, evaluate=self.evaluate,
+            normalize_advantage=options.normalize_advantage,
+        )  # fmt: skip
         state, memory = update_normalizers(state, memory, data, running)
         return state, memory, metrics | losses

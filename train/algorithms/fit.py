@@ -116,7 +116,7 @@ def fit(
         key: () key for the order of the transitions.
         num_blocks: blocks of replicas on this device.
         evaluate: evaluate(policy, state, batch) -> Evaluation of a batch under the parameters of a state, by any
-            network. By default that of the policy's actor-critic, the only one with kernels.
+            network. By default that of the policy's actor-critic. Only this one has kernels.
         epochs, minibatches: passes over the batch, and steps per pass.
         normalize_advantage: standardize the advantages of each minibatch over its valid transitions.
         target_kl: (), or None: never stop early.

@@ -21,7 +21,9 @@ from wdjax.train.learning import (
     ActorCritic,
     Algorithm,
     Assignment,
+    Batch,
     Context,
+    Evaluation,
     Experience,
     Hypers,
     Memory,
@@ -39,6 +41,7 @@ from wdjax.train.learning import (
 from wdjax.train.networks.actor_critic import empty_carry, has_memory, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.networks.encoders import MASK
+from wdjax.train.state.engine import evaluate_actions
 from wdjax.train.state.normalization import (
     Normalizer,
     new_normalizer,
@@ -189,6 +192,19 @@ class OnPolicy(Algorithm):
     def value(self, policy: Policy, state: PolicyState, obs: Any, carry: Any) -> jax.Array:
         """Return V(obs), [...], for observations with leading axes [...]: where a rollout or an episode is cut off."""
         return policy.apply(state, obs, carry)[1]
+
+    def evaluate(self, policy: Policy, state: PolicyState, batch: Batch) -> Evaluation:
+        """Return what `loss` receives as `new`; by default without `extra`.
+
+        Override it for a term that depends on more than log_prob, entropy and value: return
+        numbers per transition as `extra`. The gradient is then computed by plain XLA.
+
+        Args:
+            policy: static part of the policy.
+            state: its state, with the parameters being trained.
+            batch: the transitions, leaves [B, ...]; [T, M, ...] for a recurrent policy.
+        """
+        return evaluate_actions(policy, state, batch)
 
     def advantages(
         self, policy: Policy, state: PolicyState, data: Experience, next_value: jax.Array

@@ -104,8 +104,8 @@ class PPO(OnPolicy):
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
         state, losses = fit(
             self.loss, policy, state, hypers, Batch.of(policy, rollout, data, advantage, target), key, num_blocks,
-            epochs=options.epochs, minibatches=options.minibatches, target_kl=options.target_kl,
-            normalize_advantage=options.normalize_advantage,
+            evaluate=self.evaluate, epochs=options.epochs, minibatches=options.minibatches,
+            target_kl=options.target_kl, normalize_advantage=options.normalize_advantage,
         )  # fmt: skip
         state, memory = update_normalizers(state, memory, data, running)
         return state, memory, metrics | losses

@@ -85,7 +85,8 @@ class Cuda(PackedEngine):
         batch: Any,
         evaluate: Evaluate | None = None,
     ) -> tuple[Params, Means]:
-        if evaluate is not None:  # kernels compute the built-in actor-critic
+        if not is_built_in(policy, evaluate):  # kernels compute the built-in actor-critic
+            decide(f"learning of {policy.name}", why_plain(policy) or "its evaluate is custom")
             return super().sum_gradient(loss, policy, state, hypers, batch, evaluate)
         simple = functools.partial(super().sum_gradient, loss, policy)
         by_kernel = functools.partial(kernel_gradient, loss, policy)
@@ -93,7 +94,7 @@ class Cuda(PackedEngine):
         if why is None and not reaches(self.shape, batch.valid.size):
             why = f"{batch.valid.size:,} transitions: more than a kernel can index"
         elif why is None and is_custom(loss):  # may contain any operation
-            why = self.why_not_apart(loss, policy, batch) or why_not_lowered(
+            why = self.why_not_studied(loss, policy, batch) or why_not_lowered(
                 by_kernel, state, hypers, batch
             )
         if not decide(f"learning of {policy.name}", why):
@@ -106,11 +107,15 @@ class Cuda(PackedEngine):
         """Compute both branches, as a `cond` on a GPU costs more than a gradient step."""
         return jax.tree.map(lambda new, old: jnp.where(take, new, old), step(state), state)
 
-    def why_not_apart(self, loss: Loss, policy: Policy, batch: Any) -> str | None:
-        """Return why a network with two trunks cannot be differentiated trunk by trunk, or None."""
-        if self.shape.shared:
-            return None
-        mixed = study(loss, policy.config.options, rows_of(batch)).mixed
+    def why_not_studied(self, loss: Loss, policy: Policy, batch: Any) -> str | None:
+        """Return why a custom loss has no kernel, or None.
+
+        It may read `extra`, or prevent differentiating a network with two trunks trunk by trunk.
+        """
+        *_, mixed, extra = study(loss, policy.config.options, rows_of(batch))
+        if extra:
+            return f"its loss reads extra {', '.join(extra)}"
+        mixed = None if self.shape.shared else mixed
         return mixed and f"{mixed} depends on policy and value, which have a trunk each"
 
     def drawn_ahead(self, setup: Setup) -> Ahead:
@@ -137,6 +142,15 @@ class Cuda(PackedEngine):
                 return by_scan(carry, keys)
 
         return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
+
+
+def is_built_in(policy: Policy, evaluate: Evaluate | None) -> bool:
+    """Return whether a function for `fit` evaluates the policy's actor-critic, as kernels do."""
+    if evaluate is None:
+        return True
+    own = getattr(type(policy.algorithm), "evaluate", evaluate)
+    is_own = getattr(evaluate, "__func__", None) is own
+    return is_own and policy.algorithm.overridden("evaluate") is None
 
 
 def draw_by_kernel(

@@ -100,7 +100,7 @@ def prepare(
     interpret: bool,
 ) -> tuple[Task, tuple, dict[str, jax.Array]]:  # fmt: skip
     """Returns (task; inputs and actions flat, hypers in one array; the rest of the rows), as kernels read them."""
-    read, terms, of_value, _ = study(loss, options, row)
+    read, terms, of_value, *_ = study(loss, options, row)
     numbers = jnp.stack(
         [jnp.float32(getattr(options, name)) for name in read] or [jnp.float32(0.0)]
     )

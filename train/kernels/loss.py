@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval as pe
 
+from wdjax.checks import require
 from wdjax.train.config.facts import is_traced
-from wdjax.train.state.engine import ROW_FIELDS, BatchRows, combine
+from wdjax.train.state.engine import ROW_FIELDS, BatchRows, ExtraProbe, combine
 from wdjax.train.state.rows import Evaluation
 
 
@@ -41,15 +42,17 @@ class Study(NamedTuple):
     mixed: (
         str | None
     )  # what depends on both, so that two networks cannot be differentiated apart; None: nothing
+    extra: list[str]  # names that it reads from `extra` of the evaluation and the batch
 
 
 def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
     """Trace a loss on one transition."""
-    recorder, one = _Recorder(options), jnp.zeros(1)
-    rows = BatchRows(**{name: jnp.zeros(1, values.dtype) for name, values in rows.items()})
+    recorder, one, extra = _Recorder(options), jnp.zeros(1), ExtraProbe()
+    fields = {name: jnp.zeros(1, values.dtype) for name, values in rows.items()}
+    probe = BatchRows(**fields, extra=extra)
 
     def traced(log_prob: jax.Array, entropy: jax.Array, value: jax.Array) -> dict[str, jax.Array]:
-        each = lambda *new: loss(Evaluation(*new), rows, recorder, lambda terms: terms)  # noqa: E731
+        each = lambda *new: loss(Evaluation(*new, extra), probe, recorder, lambda terms: terms)  # noqa: E731
         slopes, terms = jax.grad(lambda new: (jnp.sum(each(*new)[0]), each(*new)[1]), has_aux=True)(
             (log_prob, entropy, value)
         )
@@ -82,14 +85,15 @@ def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
         for place in needs
         if place.startswith("the gradient in the value") and needs[place][0]
     ] + wrong
-    fields = (
+    names = (
         [field.name for field in dataclasses.fields(options)]
         if dataclasses.is_dataclass(options)
         else []
     )
     of_value = frozenset(name for name, (policy, value) in terms.items() if value and not policy)
-    read = [name for name in fields if name in recorder._read]
-    return Study(read, sorted(terms), of_value, wrong[0].removeprefix("terms.") if wrong else None)
+    read = [name for name in names if name in recorder._read]
+    mixed = wrong[0].removeprefix("terms.") if wrong else None
+    return Study(read, sorted(terms), of_value, mixed, sorted(set(extra.names)))
 
 
 def is_custom(loss: Callable) -> bool:
@@ -98,6 +102,30 @@ def is_custom(loss: Callable) -> bool:
     return not (loss.__module__ if owner is None else type(owner).__module__).startswith(
         "wdjax.train.algorithms."
     )
+
+
+def require_valid(path: str, name: str, loss: Callable, options: Any) -> None:
+    """Raise ValueError for a loss that is not linear, or reads what `fit` does not provide.
+
+    Args:
+        path: field of the algorithm.
+        name: name of the algorithm.
+        loss: its loss.
+        options: its options.
+    """
+    allowed = "linear in the means of its terms (a square or a logarithm of a mean is not)"
+    try:
+        require(is_linear(loss, options), f"{path}: its loss", name, allowed)
+    except KeyError as error:
+        words = f"its loss must return the mean of {error} in its second result"
+        raise ValueError(f"{path}: {words}.") from error
+    except AttributeError as error:
+        if not isinstance(error.obj, (Evaluation, BatchRows)):
+            raise
+        new, batch = ", ".join(Evaluation._fields), ", ".join((*ROW_FIELDS, "extra"))
+        words = f"its loss may read only {new} of `new` and {batch} of `batch`, not {error.name!r}"
+        use = "Return other numbers per transition from `evaluate`, as `extra`."
+        raise ValueError(f"{path}: {words}. {use}") from None
 
 
 def is_linear(loss: Callable, options: Any) -> bool:

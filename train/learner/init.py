@@ -34,7 +34,7 @@ def init(
     network_keys = jax.random.split(network_key, len(setup.policies))
     loaded = loaded or {}
     learned = {
-        name: init_policy(policy, network_keys[i], loaded.get(name))
+        name: policy.algorithm.begin(policy, init_policy(policy, network_keys[i], loaded.get(name)))
         for i, (name, policy) in enumerate(setup.policies.items())
     }
     runs = {

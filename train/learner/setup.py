@@ -19,7 +19,7 @@ from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
 from wdjax.train.config.trust import with_own
 from wdjax.train.devices.startup import wake_device
 from wdjax.train.fast.choose import engine_class, policy_engine
-from wdjax.train.kernels.loss import is_custom, is_linear
+from wdjax.train.kernels.loss import is_custom, require_valid
 from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import has_memory, without_mask
 from wdjax.train.networks.encoders import check_encoder, encoder_class
@@ -116,9 +116,7 @@ def make_policy(name: str, context: Context) -> Policy:
     )
     loss = getattr(algorithm, "loss", None)
     if algorithm.has_kernels and loss and is_custom(loss):
-        allowed = "linear in the means of its terms (a square or a logarithm of a mean is not)"
-        linear = is_linear(loss, own.options)
-        require(linear, f"policies.{name}.algorithm: its loss", own.algorithm, allowed)
+        require_valid(f"policies.{name}.algorithm", own.algorithm, loss, own.options)
     distribution = algorithm.make_distribution(own, assignment)
     encoder = encoder_class(own.network.encoder)
     policy = Policy(

@@ -67,6 +67,11 @@ class Categorical:
         log = jax.nn.log_softmax(self._logits(outputs))
         return -jnp.sum(jnp.exp(log) * log, axis=(-2, -1))
 
+    def kl(self, outputs: jax.Array, other_outputs: jax.Array) -> jax.Array:
+        """Return KL(outputs || other_outputs) in nats, [...] float32: the sum over components."""
+        log, other = (jax.nn.log_softmax(self._logits(one)) for one in (outputs, other_outputs))
+        return jnp.sum(jnp.exp(log) * (log - other), axis=(-2, -1))
+
     def describe(self, outputs: jax.Array) -> dict[str, jax.Array]:
         """Returns {"probs": [..., num_outputs]}: of every choice, those of all components in a row."""
         log = jax.nn.log_softmax(self._logits(outputs))
@@ -154,6 +159,18 @@ class Gaussian:
         """Returns the differential entropy in nats, [...] float32."""
         log_std = jnp.split(outputs, 2, axis=-1)[1]
         return jnp.sum(log_std + 0.5 * (1 + math.log(2 * math.pi)), axis=-1)
+
+    def kl(self, outputs: jax.Array, other_outputs: jax.Array) -> jax.Array:
+        """Return KL(outputs || other_outputs) in nats, [...] float32.
+
+        For a squashed Gaussian it is equal to the divergence of the normal distributions, since
+        both are squashed by the same function.
+        """
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        other_mean, other_log_std = jnp.split(other_outputs, 2, axis=-1)
+        log_ratio = log_std - other_log_std
+        z = (mean - other_mean) * jnp.exp(-other_log_std)
+        return jnp.sum(0.5 * (jnp.expm1(2 * log_ratio) + z**2) - log_ratio, axis=-1)
 
     def describe(self, outputs: jax.Array) -> dict[str, jax.Array]:
         """Returns {"mean", "std"}, [..., *shape] each, of the normal distribution (where squashed: before that)."""

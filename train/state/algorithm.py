@@ -117,10 +117,28 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def init(self, policy: Policy, params: Params) -> PolicyState:
-        """Return the state of a policy with new parameters.
+        """Return the state of a policy at the start of a run.
 
-        It has no optimizer state if the policy is not trainable.
+        It has no optimizer state if the policy is not trainable. `checkpoint` replaces `normalizer`
+        and `gradient_steps` afterwards: use `begin` for anything that depends on them.
+
+        Args:
+            policy: static part of the policy.
+            params: its parameters: new, or those of its `checkpoint`.
         """
+
+    def begin(self, policy: Policy, state: PolicyState) -> PolicyState:
+        """Return the state of a policy at the start of a run; by default unchanged.
+
+        This is called once, after `init` and after `checkpoint` has set the normalizer and the
+        number of gradient steps, but not when a run is resumed. Override it to keep parts of the
+        initial state, such as a reference policy, in `PolicyState.own`.
+
+        Args:
+            policy: static part of the policy.
+            state: its state.
+        """
+        return state
 
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         """Return the memory of a policy for all replicas at the start of a run."""

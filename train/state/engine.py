@@ -37,9 +37,21 @@ class BatchRows(struct.PyTreeNode):
     advantage: jax.Array | None = None
     target: jax.Array | None = None
     valid: jax.Array | None = None
+    extra: dict[str, jax.Array] = struct.field(default_factory=dict)  # not in kernels
 
 
-ROW_FIELDS = tuple(BatchRows.__dataclass_fields__)
+ROW_FIELDS = tuple(name for name in BatchRows.__dataclass_fields__ if name != "extra")
+
+
+class ExtraProbe(dict[str, jax.Array]):
+    """Any number of one transition by name, [1], in place of `extra`; `names` are those read."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __missing__(self, name: str) -> jax.Array:
+        self.names.append(name)
+        return jnp.zeros(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +157,13 @@ class Engine:
             def sums(terms: dict) -> dict:
                 return {n: jnp.sum(jnp.where(batch.valid, rows, 0.0)) for n, rows in terms.items()}
 
-            return loss(new, batch, policy.options(hypers), sums)
+            try:
+                return loss(new, batch, policy.options(hypers), sums)
+            except KeyError as error:
+                computed, stored = (sorted(getattr(of, "extra", None) or {}) for of in (new, batch))
+                found = f"new.extra has {computed}, and batch.extra has {stored}"
+                field = f"policies.{policy.name}.algorithm: its loss reads {error.args[0]!r}"
+                raise ValueError(f"{field}, but {found}") from error
 
         return jax.grad(loss_of, has_aux=True)(state.params)
 
@@ -314,5 +332,6 @@ def evaluate_actions(policy: Policy, state: PolicyState, batch: Any) -> Evaluati
 def combine(loss: Loss, options: Any, means: Mapping[str, jax.Array]) -> jax.Array:
     """Return the loss () from the means of its terms."""
     one = jnp.zeros(1)
-    rows = BatchRows(one, one, one, one, one > 0)
-    return loss(Evaluation(one, one, one), rows, options, lambda terms: dict(means))[0]
+    rows = BatchRows(one, one, one, one, one > 0, ExtraProbe())
+    new = Evaluation(one, one, one, ExtraProbe())
+    return loss(new, rows, options, lambda terms: dict(means))[0]

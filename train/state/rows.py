@@ -66,6 +66,8 @@ class Evaluation(NamedTuple):
     log_prob: jax.Array  # log-probability of the actions
     entropy: jax.Array  # entropy of the action distribution
     value: jax.Array  # V(obs)
+    # further numbers for the loss, from a custom `evaluate`
+    extra: dict[str, jax.Array] = {}  # noqa: RUF012
 
 
 class Rollout(struct.PyTreeNode):

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.train.networks.distributions import Categorical, Gaussian, make_distribution
@@ -349,3 +351,58 @@ def test_nan_logits_select_a_valid_index(num_choices):
     distribution = make_distribution(Discrete(num_choices))
     for outputs in (jnp.full(num_choices, jnp.nan), jnp.zeros(num_choices).at[1].set(jnp.nan)):
         assert 0 <= distribution.choose(jnp.array([0.9]), outputs) < num_choices
+
+
+# --- KL divergence ---
+
+
+def test_categorical_kl_equals_scipy():
+    generator = np.random.default_rng(0)
+    distribution = Categorical((2, 4, 3), scalar=False)
+    outputs, others = generator.normal(size=(2, 5, 9)).astype(np.float32) * 3
+    expected = np.zeros(5)
+    for first, size in ((0, 2), (2, 4), (6, 3)):
+        own, other = (
+            scipy.special.softmax(one[:, first : first + size], axis=-1)
+            for one in (outputs.astype(float), others.astype(float))
+        )
+        expected += scipy.stats.entropy(own, other, axis=-1)
+    np.testing.assert_allclose(distribution.kl(outputs, others), expected, rtol=1e-4)
+
+
+def test_categorical_kl_of_masked_outputs_counts_allowed_actions_only():
+    outputs, others = jnp.array([1.0, -2.0, 3.0]), jnp.array([0.5, 4.0, 1.0])
+    allowed = jnp.array([1, 0, 1])
+    masked = [DISCRETE.mask(one, allowed) for one in (outputs, others)]
+    pairs = [one[jnp.array([0, 2])] for one in (outputs, others)]
+    found, slope = jax.value_and_grad(DISCRETE.kl)(*masked)
+    np.testing.assert_allclose(found, Categorical((2,), scalar=True).kl(*pairs), rtol=1e-5)
+    assert np.isfinite(slope).all()
+    assert slope[1] == 0
+
+
+@pytest.mark.parametrize("distribution", [PLANE, BOTH_SIDES], ids=["gaussian", "squashed"])
+def test_gaussian_kl_equals_the_mean_log_ratio_of_samples(distribution):
+    count = distribution.num_outputs
+    generator = np.random.default_rng(1)
+    outputs, others = generator.normal(size=(2, 2 * count)).astype(np.float32) * 0.5
+    rows = jnp.tile(outputs, (200_000, 1))
+    actions = distribution.sample(jax.random.key(2), rows)
+    ratio = distribution.log_prob(rows, actions) - distribution.log_prob(
+        jnp.tile(others, (200_000, 1)), actions
+    )
+    error = float(ratio.std()) / np.sqrt(200_000)
+    assert abs(float(distribution.kl(outputs, others)) - float(ratio.mean())) < 4 * error
+
+
+def test_gaussian_kl_by_hand():
+    found = PLANE.kl(jnp.array([1.0, 2.0, 0.0, 1.0]), jnp.array([3.0, 2.0, np.log(2.0), 1.0]))
+    np.testing.assert_allclose(found, np.log(2) + (1 + 4) / 8 - 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("distribution", [DISCRETE, MULTI, PLANE, BOTH_SIDES])
+def test_kl_from_itself_is_0(distribution):
+    outputs = jax.random.normal(
+        jax.random.key(0), (distribution.num_outputs + distribution.num_free,)
+    )
+    assert distribution.kl(outputs, outputs) == 0
