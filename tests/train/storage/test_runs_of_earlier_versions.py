@@ -1,6 +1,6 @@
-"""Runs saved by wdjax 0.2.2 load, and continue with the numbers of 0.2.2.
+"""Runs saved by wdjax 0.2.2 and 0.3.0 load, and continue with the numbers of that version.
 
-saved_by_0_2/NAME.tgz holds a run of 4 updates, with checkpoints after 2 and 4. It is never
+saved_by_VERSION/NAME.tgz holds a run of 4 updates, with checkpoints after 2 and 4. It is never
 regenerated.
 """
 
@@ -30,7 +30,8 @@ from wdjax.train.storage.folder import dump_config, load_run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 
-SAVED = Path(__file__).parent / "saved_by_0_2"
+FOLDER = Path(__file__).parent
+CLIENTS = FOLDER.parents[1] / "clients"
 RUNS = {  # run -> (policy, some of its options)
     "ppo": (
         "agent",
@@ -44,15 +45,24 @@ RUNS = {  # run -> (policy, some of its options)
 }
 
 
-def unpack(name, folder):
-    with tarfile.open(SAVED / f"{name}.tgz") as file:
+# folder of saved runs -> names; with teams (MAPPO of tests/clients), and with an LSTM
+SAVED = {
+    "saved_by_0_2": ("ppo", "ddpg", "self_play"),
+    "saved_by_0_3": ("ppo", "ddpg", "self_play", "team", "lstm"),
+}
+SLOW = ("self_play", "team", "lstm")
+
+
+def unpack(saved, name, folder):
+    with tarfile.open(FOLDER / saved / f"{name}.tgz") as file:
         file.extractall(folder, filter="data")
     return folder / name
 
 
 @pytest.fixture(params=["ppo", "ddpg", pytest.param("self_play", marks=pytest.mark.slow)])
 def run(request, tmp_path):
-    return unpack(request.param, tmp_path)
+    """Return the folder of a run of 0.2."""
+    return unpack("saved_by_0_2", request.param, tmp_path)
 
 
 def test_its_options_are_read(run):
@@ -70,11 +80,22 @@ def test_its_options_are_read(run):
     assert load_policy(run, policy).act is not None
 
 
-def test_it_continues_as_in_0_2(run):
+@pytest.mark.parametrize(
+    ("saved", "name"),
+    [
+        pytest.param(saved, name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for saved, names in SAVED.items()
+        for name in names
+    ],
+)
+def test_a_saved_run_continues_with_the_same_numbers(saved, name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(CLIENTS)
+    run = unpack(saved, name, tmp_path)
     shutil.rmtree(run / "checkpoints" / "4")
     rows = read_metrics(run / "metrics.jsonl")
-    assert int(load_run(run)[1].num_updates) == 2
-    Trainer(load_run_config(run), run, resume=True, quiet=True).train()
+    trust = ["mappo", "match_env"]
+    assert int(load_run(run, trust=trust)[1].num_updates) == 2
+    Trainer(load_run_config(run, trust), run, resume=True, quiet=True).train()
     resumed = read_metrics(run / "metrics.jsonl")
     assert len(resumed) == len(rows) == 4
     for old, new in zip(rows, resumed, strict=True):
@@ -82,8 +103,8 @@ def test_it_continues_as_in_0_2(run):
         for name in old.keys() - {*TIMING}:
             pair = np.array([new[name], old[name]], float)  # None becomes NaN
             np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6, err_msg=name)
-    expected = load_run(unpack(run.name, run.parent / "whole"))[1]
-    for a, b in zip(numbers(load_run(run)[1]), numbers(expected), strict=True):
+    expected = load_run(unpack(saved, run.name, tmp_path / "whole"), trust=trust)[1]
+    for a, b in zip(numbers(load_run(run, trust=trust)[1]), numbers(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
