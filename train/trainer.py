@@ -16,6 +16,7 @@ from wdjax.console import Console
 from wdjax.drawing.figures import without_picture
 from wdjax.env_checker import check_env
 from wdjax.kernels.backend import on_cpu
+from wdjax.progress import progress_bar
 from wdjax.signals import stop_signals
 from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
@@ -52,7 +53,6 @@ from wdjax.train.host.progress import (
     early_end,
     last_words,
     nothing_to_do,
-    progress_bar,
     words_of_run,
 )
 from wdjax.train.host.start import start_run

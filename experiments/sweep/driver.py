@@ -15,6 +15,7 @@ from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.experiments.sweep.table import draw_curves, write_table
 from wdjax.files import make_folder_inside, read_json, require_fields
+from wdjax.progress import announce, progress_bar
 from wdjax.signals import stop_signals
 from wdjax.train import (
     Callback,
@@ -29,7 +30,6 @@ from wdjax.train import (
 )
 from wdjax.train.host.callbacks import close_callbacks, make_callbacks
 from wdjax.train.host.programs import telling
-from wdjax.train.host.progress import announce, progress_bar
 from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep
 
 Batch = tuple[Path, Population]  # members that are trained together, and their folder

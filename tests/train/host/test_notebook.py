@@ -15,9 +15,10 @@ from rich.console import Console
 from tiny_runs import small_config
 
 import wdjax
+from wdjax import progress
 from wdjax.tables import brief, html_table
 from wdjax.train import make_learner
-from wdjax.train.host import plots, progress
+from wdjax.train.host import plots
 from wdjax.train.host.plots import draw_run, thinned
 
 CELL = """
