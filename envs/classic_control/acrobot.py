@@ -121,10 +121,16 @@ class Acrobot(ClassicControl[State]):
         torque = jnp.where(action == 0, low, jnp.where(action == 1, middle, high))
         dt = params.dt
         start = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
-        k1 = derivatives(*start, torque, params)
-        k2 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k1, strict=True)], torque, params)
-        k3 = derivatives(*[s + dt / 2 * k for s, k in zip(start, k2, strict=True)], torque, params)
-        k4 = derivatives(*[s + dt * k for s, k in zip(start, k3, strict=True)], torque, params)
+        k1 = derivatives(*start, torque=torque, params=params)
+        k2 = derivatives(
+            *[s + dt / 2 * k for s, k in zip(start, k1, strict=True)], torque=torque, params=params
+        )
+        k3 = derivatives(
+            *[s + dt / 2 * k for s, k in zip(start, k2, strict=True)], torque=torque, params=params
+        )
+        k4 = derivatives(
+            *[s + dt * k for s, k in zip(start, k3, strict=True)], torque=torque, params=params
+        )
         theta1, theta2, theta1_dot, theta2_dot = (
             s + dt / 6 * (a + 2 * b + 2 * c + d)
             for s, a, b, c, d in zip(start, k1, k2, k3, k4, strict=True)
@@ -171,6 +177,7 @@ def derivatives(
     theta2: jax.Array,
     w1: jax.Array,
     w2: jax.Array,
+    *,
     torque: jax.Array,
     params: Params,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

@@ -41,7 +41,7 @@ class ContinuousMountainCar(MountainCar):
     It observes (position, velocity).
     """
 
-    default_params: ClassVar[Params] = Params()
+    default_params: ClassVar[Params] = Params()  # type: ignore[assignment]  # not those of the base
     reward_threshold: ClassVar[float | None] = 90.0
 
     def check_params(self, params: Params) -> None:
@@ -63,5 +63,5 @@ class ContinuousMountainCar(MountainCar):
         reward = jnp.where(terminated, GOAL_REWARD, 0.0) - FUEL_COST * action[0] ** 2
         return jnp.where(over_before, 0.0, reward)
 
-    def action_space(self, params: Params) -> Box:
+    def action_space(self, params: Params) -> Box:  # type: ignore[override]  # the base is discrete
         return Box(params.min_action, params.max_action, (1,))

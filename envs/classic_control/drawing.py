@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from wdjax.drawing import DISC, SQUARE, Lines, Scene, Shapes, Text
+from wdjax.drawing import DISC, SQUARE, Lines, Mark, Scene, Shapes, Text
 
 # m, for drawing only: the dynamics treat cart and car as points
 CART_WIDTH, CART_HEIGHT, WHEEL = 0.5, 0.22, 0.07
@@ -83,7 +83,7 @@ def acrobot_scene(env: Any, states: Any, params: Any) -> Scene:
     elbow = length1 * np.sin(theta1), -length1 * np.cos(theta1)
     tip = elbow[0] + length2 * np.sin(theta1 + theta2), elbow[1] - length2 * np.cos(theta1 + theta2)
     reach = length1 + length2
-    marks = [Shapes([0.0], [0.0], DISC, reach, color="faint", stroke=1.0)]
+    marks: list[Mark] = [Shapes([0.0], [0.0], DISC, reach, color="faint", stroke=1.0)]
     if np.isclose(length1, length2):  # otherwise the goal is not a height
         marks += [
             Lines([[-1.12 * reach, length1], [1.12 * reach, length1]], "green", 1.2, dashed=True),

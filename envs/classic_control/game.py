@@ -1,5 +1,6 @@
 """Base class and helpers of the classic control environments."""
 
+import abc
 import dataclasses
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,6 +21,22 @@ class ClassicControl(Env, Generic[StateT]):
     """
 
     cheap_reset: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def start(self, key: jax.Array) -> StateT:
+        """Return the state at the start of an episode."""
+
+    @abc.abstractmethod
+    def dynamics(self, state: StateT, action: jax.Array, params: Any) -> Any:
+        """Return the state after one step."""
+
+    def is_over(self, state: StateT, params: Any) -> jax.Array:
+        """Return whether the episode has terminated, () bool."""
+        raise NotImplementedError
+
+    def reward(self, action: jax.Array, over_before: jax.Array, terminated: jax.Array) -> jax.Array:
+        """Return the reward of a step, () float32."""
+        raise NotImplementedError
 
     def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, StateT]:
         """Return the first observation and the state drawn by `start`."""

@@ -6,14 +6,17 @@ income without abatement (climate 0, economy 1), and abating all emissions witho
 authors round them to two decimals.
 """
 
+from typing import TypeVar
+
 import jax
 
+Number = TypeVar("Number", float, jax.Array)
 # degC, warming of the atmosphere; trillion USD, gross output summed over activity steps and regions
 WARMEST, COOLEST = 7.006738662719727, 1.2506777048110962
 RICHEST, POOREST = 9673.5322265625, 606.57275390625
 
 
-def climate_index(warming: jax.Array) -> jax.Array:
+def climate_index(warming: Number) -> Number:
     """Return the climate index (warming - WARMEST) / (COOLEST - WARMEST).
 
     `warming` is the last minus the first temperature of the atmosphere, degC. WARMEST and COOLEST
@@ -22,7 +25,7 @@ def climate_index(warming: jax.Array) -> jax.Array:
     return (warming - WARMEST) / (COOLEST - WARMEST)
 
 
-def economic_index(output: jax.Array) -> jax.Array:
+def economic_index(output: Number) -> Number:
     """Return the economic index (output - POOREST) / (RICHEST - POOREST).
 
     `output` is the gross output Q summed over activity steps and regions, trillion USD. POOREST and

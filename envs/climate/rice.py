@@ -9,7 +9,7 @@ the equations of an activity step. The environment is deterministic.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +148,7 @@ class Rice(Env):
         fields |= {name: fields[name][:n] + missing for name in COLUMNS}
         # `make` casts Python floats to float32
         number = np.float64 if dtype == np.float64 else float
-        numbers = {
+        numbers: dict[str, Any] = {
             name: np.array(value, dtype) if isinstance(value, list) else number(value)
             for name, value in fields.items()
         }
@@ -283,7 +283,8 @@ class Rice(Env):
         """
         n = self.num_regions
         pairs = self.rates(heads[:, 3 + 2 * n : 3 + 4 * n], state).reshape(n, n, 2)
-        treaty = state.treaty.replace(promised=pairs[..., 0], requested=pairs[..., 1])
+        treaty = cast(Treaty, state.treaty)
+        treaty = treaty.replace(promised=pairs[..., 0], requested=pairs[..., 1])
         return state.replace(treaty=treaty, reward=jnp.zeros_like(state.reward))
 
     def evaluate(self, state: State, heads: jax.Array, params: Params) -> State:
@@ -293,7 +294,7 @@ class Rice(Env):
 
             mu_min_i = max_j of promised_ij where j accepted, and of requested_ji where i accepted.
         """
-        n, treaty = self.num_regions, state.treaty
+        n, treaty = self.num_regions, cast(Treaty, state.treaty)
         others = ~jnp.eye(n, dtype=bool)
         decisions = ((heads[:, 3 + 4 * n :] > 0) & others).astype(state.reward.dtype)
         agreed = jnp.maximum(treaty.promised * decisions.T, treaty.requested.T * decisions)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from wdjax.drawing import BAR, Lines, Scene, Shapes, so_far
+from wdjax.drawing import BAR, Lines, Mark, Scene, Shapes, so_far
 
 LIGHT, DARK = 0.15, 0.6  # opacity at the lowest tax above 0 and at the highest tax
 
@@ -20,7 +20,7 @@ def commons_scene(env: Any, states: Any, params: Any) -> Scene:
     past = (frames >= window[:, :1]) & (frames < window[:, 1:])
     taxes = range(1, int(params.highest_level) + 1)
     shades = shade_of(np.arange(env.num_levels))
-    marks = [
+    marks: list[Mark] = [
         Shapes(
             np.where((level == tax_level) & (time > 0), time - 0.5, np.nan),
             0.0,

@@ -96,7 +96,8 @@ def make_calibration(**fields: Any) -> Calibration:
     `policy` and `filter_len` are int32. All other fields are float32, or float64 if jax_enable_x64
     is set.
     """
-    floats = np.float64 if jax.config.jax_enable_x64 else np.float32
+    # not in the stubs of jax
+    floats = np.float64 if jax.config.jax_enable_x64 else np.float32  # type: ignore[attr-defined]
     kinds = dict.fromkeys(("policy", "filter_len"), np.int32)
     return Calibration(
         **{name: np.asarray(value, kinds.get(name, floats)) for name, value in fields.items()}

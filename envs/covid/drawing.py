@@ -123,14 +123,14 @@ def map_scene(env: Any, states: Any, params: Any) -> Scene:
         (unemployed, MOST_IDLE, "orange", 0.1, "unemployed"),
         (dead, MOST_DEAD, "red", 0.3, "dead"),
     ):
-        share = np.clip(value / most, 0, 1)
+        filled = np.clip(value / most, 0, 1)
         marks += [
             Shapes(x + 0.5, y - 0.935 + bottom, SQUARE, (0.4, 0.065), color="paper"),
             Shapes(
-                x + 0.1 + 0.4 * share,
+                x + 0.1 + 0.4 * filled,
                 y - 0.935 + bottom,
                 SQUARE,
-                (0.4 * share, 0.065),
+                (0.4 * filled, 0.065),
                 color=color,
                 label=f"{label}, to {most:g} %",
             ),

@@ -159,18 +159,15 @@ class CovidEconomy(Env):
         ages = jnp.arange(changes.shape[0])[::-1]
         decay = jnp.exp(-ages[:, None] / calibration.conv_lambdas[None])
         past_levels = _padded_levels(calibration, BETA_DELAY)[-BETA_DELAY:].astype(jnp.int8)
-        persons = [
-            jnp.asarray(getattr(calibration, f"init_{name}"))
-            for name in ("susceptible", "infected", "recovered")
-        ]
-        vaccinated, unemployed = (
-            jnp.asarray(calibration.init_vaccinated),
-            jnp.asarray(calibration.init_unemployed),
-        )
+        recovered = jnp.asarray(calibration.init_recovered)
+        vaccinated = jnp.asarray(calibration.init_vaccinated)
+        unemployed = jnp.asarray(calibration.init_unemployed)
         effects = jnp.einsum("dn,dk->nk", changes.astype(decay.dtype), decay, precision="highest")
         state = State(
-            *persons,
-            calibration.death_rate * (persons[2] - vaccinated),
+            jnp.asarray(calibration.init_susceptible),
+            jnp.asarray(calibration.init_infected),
+            recovered,
+            calibration.death_rate * (recovered - vaccinated),
             vaccinated,
             unemployed,
             jnp.asarray(calibration.policy)[-1],
@@ -476,7 +473,7 @@ def spread(state: State, time: jax.Array, params: Params) -> tuple[State, jax.Ar
     return state, dead
 
 
-def utility(share: jax.Array, risk_aversion: jax.Array) -> jax.Array:
+def utility(share: jax.Array, risk_aversion: float | jax.Array) -> jax.Array:
     """Return the daily isoelastic utility of a share y of the maximum productivity.
 
     With y clipped to [0.1, 3]:

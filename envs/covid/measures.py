@@ -33,7 +33,7 @@ def play_episode(
     """
     key = jax.random.key(0)  # unused: the environment is deterministic
 
-    def step(carry: tuple[Any, State], _: None) -> tuple[tuple[Any, State], tuple[State, Any]]:
+    def step(carry: tuple[Any, State], _: object) -> tuple[tuple[Any, State], tuple[State, Any]]:
         obs, state = carry
         obs, state, reward, *_ = env.step(key, state, act(obs, state), params)
         return (obs, state), (state, reward)

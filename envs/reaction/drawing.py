@@ -113,9 +113,11 @@ def surface_marks(table: Table, energies: np.ndarray, index: Any = 0) -> list[Ma
     if len(low) == 1 and min(low[0].shape) > 1:
         marks.append(Lines(contours(table, low[0], levels[1:-1]), "paper", 0.6))
     if table.saddles:
+        saddle_x, saddle_y = np.transpose(table.saddles)
         marks.append(
             Shapes(
-                *np.transpose(table.saddles),
+                saddle_x,
+                saddle_y,
                 CROSS,
                 mark_size(table, 0.016),
                 color="text",

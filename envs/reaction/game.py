@@ -7,7 +7,7 @@ ChemSearch classes of WarpDrive 2.7.1.
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -107,9 +107,9 @@ class ReactionPath(Env):
         def cells(cell) -> np.ndarray:
             return np.array(cell or [-1] * 3 * self.num_atoms, np.int32)
 
-        params = Params(
-            table.energies.astype(np.float32), ienergy=None, nz=table.nz or 0, z_lower=table.z_lower
-        )
+        unset = cast(float, None)  # refused by `check_params`
+        energies = table.energies.astype(np.float32)
+        params = Params(energies, ienergy=unset, nz=table.nz or 0, z_lower=table.z_lower)
         params = params.replace(initial_state=cells(table.start), final_state=cells(table.goal))
         if self.surface not in SURFACES:
             return params
@@ -296,4 +296,5 @@ class ReactionPath(Env):
 def flat_index(cells: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Return the row-major flat index of `cells` [n] in an array of `shape`: an int32 scalar."""
     strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
-    return sum(cells[i] * stride for i, stride in enumerate(strides))
+    index = sum(cells[i] * stride for i, stride in enumerate(strides))
+    return cast(jax.Array, index)

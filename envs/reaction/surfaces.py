@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -148,7 +148,8 @@ class Table:
     @property
     def bottom(self) -> float:
         """Energy of the start cell, the zero of the barrier (layer 0 for surfaces in x and y)."""
-        cell = (*self.start[:2], 0) if self.spacing else tuple(np.subtract(self.start, self.offset))
+        start = cast(tuple[int, ...], self.start)
+        cell = (*start[:2], 0) if self.spacing else tuple(np.subtract(start, self.offset))
         return float(self.energies[cell])
 
     @property
@@ -162,9 +163,10 @@ class Table:
         energies above the pass, or at most 5 % of the barrier below it, so that the path with the
         highest return is also the minimax path.
         """
-        barrier = self.top - self.bottom
+        top = cast(float, self.top)
+        barrier = top - self.bottom
         max_denergy = SHARE_OF_BARRIER[name] * barrier
-        ienergy = self.bottom if name == "plain" else round(self.top - max_denergy, 6)
+        ienergy = self.bottom if name == "plain" else round(top - max_denergy, 6)
         return {"ienergy": ienergy, "max_denergy": round(max_denergy, 6)}
 
 
@@ -211,10 +213,10 @@ def _two_atom_exchange() -> Table:
     return Table(energies, (2, 2, 3, 6, 2, 3), (6, 2, 3, 2, 2, 3), 9, 2, -2.6597354973257437)
 
 
-_MUELLER_BROWN = {"pass_at": (-0.8, 0.7), "saddles": ((-0.822002, 0.624313), (0.212487, 0.292988))}
+_SADDLES = (-0.822002, 0.624313), (0.212487, 0.292988)  # of mueller_brown
 SURFACES: dict[str, Callable[[], Table]] = {
     "mueller_brown": functools.partial(
-        _plane, mueller_brown, (-1.5, -0.3), (28, 24), (9, 17), (21, 3), **_MUELLER_BROWN
+        _plane, mueller_brown, (-1.5, -0.3), (28, 24), (9, 17), (21, 3), (-0.8, 0.7), _SADDLES
     ),
     "mueller_brown_fine": functools.partial(
         _plane,
@@ -223,8 +225,9 @@ SURFACES: dict[str, Callable[[], Table]] = {
         (56, 47),
         (19, 35),
         (42, 7),
+        (-0.8, 0.65),
+        _SADDLES,
         spacing=0.05,
-        **(_MUELLER_BROWN | {"pass_at": (-0.8, 0.65)}),
     ),
     "leps": functools.partial(
         _plane, leps, (0.4, 0.4), (36, 36), (30, 3), (3, 30), (1.4, 0.8), ((1.441742, 0.800242),)

@@ -75,7 +75,7 @@ class Params(struct.PyTreeNode):
     end_of_game_reward_for_runner: float = 1.0  # reward of each runner left at the last step
 
     @property
-    def tagging_margin(self) -> jax.Array:
+    def tagging_margin(self) -> float:
         """Distance below which a tagger tags a runner."""
         return self.tagging_distance * self.grid_length
 
@@ -217,8 +217,8 @@ class TagContinuous(Tag):
         `info["tags"]` is the number of runners tagged in this step. `info["tag_steps"]` is that
         number times the step index, in float32 because its sum over an episode may exceed int32.
         """
-        scene, *outcome = self.advance(key, state, action, params)
-        return self.observe(scene, params), *outcome
+        scene, state, reward, terminated, truncated, info = self.advance(key, state, action, params)
+        return self.observe(scene, params), state, reward, terminated, truncated, info
 
     def advance(
         self, key: jax.Array, state: State, action: Arrays, params: Params
@@ -270,14 +270,14 @@ class TagContinuous(Tag):
             (state, crossed_edge): the state after the move, and whether the move of each agent was
             clipped at an edge of the square, (num_agents,) bool.
         """
-        action = jnp.concatenate([action["tagger"], action["runner"]])
+        indices = jnp.concatenate([action["tagger"], action["runner"]])
         accelerate = level(
-            action[:, 0],
+            indices[:, 0],
             params.min_acceleration,
             params.max_acceleration,
             self.num_acceleration_levels,
         )
-        turn = level(action[:, 1], params.min_turn, params.max_turn, self.num_turn_levels)
+        turn = level(indices[:, 1], params.min_turn, params.max_turn, self.num_turn_levels)
         skill = jnp.where(self.is_tagger, params.skill_level_tagger, params.skill_level_runner)
         speed_limit = params.max_speed * skill
         direction = jnp.where(playing, wrap(state.direction + turn), 0.0)

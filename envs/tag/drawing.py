@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from wdjax.drawing import CROSS, DISC, TRIANGLE, Lines, Plot, Scene, Series, Shapes, Text
+from wdjax.drawing import CROSS, DISC, TRIANGLE, Lines, Mark, Plot, Scene, Series, Shapes, Text
 
 COLORS = {"tagger": "magenta", "runner": "blue"}
 CROWD = 200  # number of agents above which runners are drawn with fewer corners
@@ -90,7 +90,7 @@ def gridworld_scene(env: Any, states: Any, params: Any) -> Scene:
         np.broadcast_to(borders[:, None], (len(borders), 2)),
         np.broadcast_to(ends, (len(borders), 2)),
     ]
-    marks = [
+    marks: list[Mark] = [
         Lines(
             np.concatenate([np.stack(coordinates, axis=-1), np.stack(coordinates[::-1], axis=-1)]),
             "faint",
@@ -173,4 +173,5 @@ def count_words(x: np.ndarray, y: np.ndarray, top: int, crowded: np.ndarray) -> 
     )
     offset = np.where(position < 0.85 * top, 0.04, -0.04) * (top + 1)  # towards the inside
     texts = [[label[2] for label in row] for row in padded]
-    return [Text(*np.moveaxis(position + offset, -1, 0), texts, size=11)] if most else []
+    shown_x, shown_y = np.moveaxis(position + offset, -1, 0)
+    return [Text(shown_x, shown_y, texts, size=11)] if most else []

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -20,6 +20,13 @@ class Tag(Env):
     can_truncate: ClassVar[bool] = False
     cheap_reset: ClassVar[bool] = True
     info_ratios: ClassVar[dict[str, tuple[str, str]]] = {"time_to_tag": ("tag_steps", "tags")}
+
+    if TYPE_CHECKING:  # defined by the games
+
+        @property
+        def num_taggers(self) -> int: ...
+        @property
+        def num_runners(self) -> int: ...
 
     @property
     def groups(self) -> Mapping[str, int]:

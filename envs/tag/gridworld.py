@@ -148,8 +148,8 @@ class TagGridworld(Tag):
         the runner. Otherwise -step_cost_for_tagger for every tagger and +step_cost_for_tagger for
         the runner. Agents that moved into a wall also lose wall_hit_penalty.
         """
-        state, *outcome = self.advance(key, state, action, params)
-        return self.observe(state, params), *outcome
+        scene, state, reward, terminated, truncated, info = self.advance(key, state, action, params)
+        return self.observe(scene, params), state, reward, terminated, truncated, info
 
     def advance(
         self, key: jax.Array, state: State, action: Arrays, params: Params

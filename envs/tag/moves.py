@@ -16,7 +16,9 @@ def wrap(angle: jax.Array) -> jax.Array:
     return jnp.mod(angle, jnp.float32(2 * math.pi))
 
 
-def level(index: jax.Array, low: jax.Array, high: jax.Array, num_levels: int) -> jax.Array:
+def level(
+    index: jax.Array, low: float | jax.Array, high: float | jax.Array, num_levels: int
+) -> jax.Array:
     """Return the value of an action index, using evenly spaced levels from `low` to `high`.
 
     Index 0 is the no-op with value 0; index i is level i - 1 of `num_levels`. If low = -high, the
