@@ -155,7 +155,7 @@ class Trainer:
         if debug and not (resume and begun):  # checked when the run was started
             check_env(self.learner.env, params=self.learner.env_params)
         require_all_processes(self.learner.setup.num_devices)
-        on_first(prepare_folder, self.workdir, config, resume, trust)
+        on_first(prepare_folder, self.workdir, config, resume)
         on_all(self._require_own_folder)
         self.state: TrainState | None = None
         self.stopped = False  # whether a signal ended `train` early

@@ -99,22 +99,18 @@ def require_checkpoint_path(folder: Path) -> None:
         )
 
 
-def prepare_folder(
-    workdir: Path, config: TrainConfig, resume: bool, trust: Collection[str] = ()
-) -> None:
-    """Create the folder of a new run with config.yaml, or check the run to resume.
+def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
+    """Create the folder of a new run with config.yaml.
 
-    A run to resume is not changed before it trains.
+    A run to resume is not changed before it trains; `require_own_run` checks its configuration.
 
     Args:
         workdir: folder of the run.
         config: configuration of the run.
         resume: whether to resume the run in the folder.
-        trust: as for `load_run_config`, in addition to the modules that `config` names.
 
     Raises:
-        ValueError: if the folder contains a run with another configuration, or a policy of a new
-            run is named "eval".
+        ValueError: if a policy of a new run is named "eval".
         FileNotFoundError: if the folder contains checkpoints without a configuration.
         OSError: as `make_folder`, or if another process is training in the folder.
     """
@@ -132,9 +128,6 @@ def prepare_folder(
             f"{file} is missing. Restore it from a checkpoint: copy the value of 'config' in its "
             "host/metadata (JSON)."
         )
-    if begun:
-        old = load_run_config(workdir, with_own(trust, config))
-        require_same_run(old, config, f"the run in {workdir} was started with")
     with hold_folder(workdir), writing(workdir):
         if not begun:
             write_config(workdir, config)
