@@ -19,7 +19,13 @@ from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_named, read_run
 from wdjax.train.learner.validate import validate
 from wdjax.train.state.hypers import OLD_BLOCK
-from wdjax.train.state.registry import flat_policy, policy_fields, read_config, without_old_options
+from wdjax.train.state.registry import (
+    BLOCKS,
+    flat_policy,
+    policy_fields,
+    read_config,
+    without_old_options,
+)
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import HostData, open_checkpoints, save
 from wdjax.train.storage.folder import (
@@ -98,12 +104,12 @@ def change_config(
 def _changed(
     raw: dict[str, Any], changes: Mapping[str, object], trust: Collection[str] | None = None
 ) -> TrainConfig:
-    if isinstance(policies := raw.get("policies"), Mapping):
-        flat = lambda path, own: flat_policy(path, own) if isinstance(own, Mapping) else own  # noqa: E731
-        placed = {name: flat(f"policies.{name}", own) for name, own in policies.items()}
-        raw = {**raw, "policies": placed}
+    flat = lambda path, own: flat_policy(path, own) if isinstance(own, Mapping) else own  # noqa: E731
+    before = {block: raw[block] for block in BLOCKS if isinstance(raw.get(block), Mapping)}
+    for block, owns in before.items():
+        before[block] = {name: flat(f"{block}.{name}", own) for name, own in owns.items()}
+    raw = {**raw, **before}
     changes = dict(_flat_changes(changes))
-    before = raw.get("policies")
     for name, value in changes.items():
         is_known = name in TrainConfig.__dataclass_fields__
         inside = [] if is_known else policy_fields(name, raw.get("policies") or ())
@@ -113,11 +119,12 @@ def _changed(
         set_dotted(raw, name, value)
     if trust is not None:
         require_trusted(", ".join(changes), raw, trust)
-    if isinstance(before, Mapping) and isinstance(after := raw["policies"], Mapping):
-        raw["policies"] = {
-            name: without_old_options(name, own, before.get(name), changes)
-            for name, own in after.items()
-        }
+    for block, old in before.items():
+        if isinstance(after := raw[block], Mapping):
+            raw[block] = {
+                name: without_old_options(f"{block}.{name}", own, old.get(name), changes)
+                for name, own in after.items()
+            }
     config = read_config(raw)
     validate(config)
     return config

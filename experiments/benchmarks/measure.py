@@ -160,7 +160,7 @@ def learner_program(tier: str, config: TrainConfig, passes: int, members: int = 
         function = functools.partial(act, learner, passes)
     agents = sum(learner.env.groups.values()) or 1
     policies = ", ".join(
-        f"{name} {policy.algorithm} {'-'.join(map(str, policy.network.hidden_sizes))}"
+        f"{name} {config.policy(name).algorithm} {'-'.join(map(str, policy.network.hidden_sizes))}"
         for name, policy in config.policies.items()
     )
     sizes = f"{agents} agents, {config.num_envs} envs, {config.rollout_length}-step rollouts"

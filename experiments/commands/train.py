@@ -194,15 +194,16 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
     Raises:
         ValueError, TypeError: for an unknown algorithm, naming the field.
     """
-    policies = dict(config.policies)
+    blocks = {"policies": dict(config.policies), "teams": dict(config.teams)}
     for flag, value in flags_of(changes):
-        match = re.fullmatch(r"--policies\.([^.]+)\.algorithm", flag)
-        if match and match[1] in policies:
-            path, old = f"policies.{match[1]}", policies[match[1]]
-            owned = find_algorithm(value, f"{path}.algorithm").Options.__dataclass_fields__
+        match = re.fullmatch(r"--(policies|teams)\.([^.]+)\.algorithm", flag)
+        if match and match[2] in blocks[match[1]]:
+            block, name = match.groups()
+            old = blocks[block][name]
+            owned = find_algorithm(value, f"{block}.{name}.algorithm").Options.__dataclass_fields__
             kept = {name: option for name, option in vars(old.options).items() if name in owned}
-            policies[match[1]] = dataclasses.replace(old, algorithm=value, options=kept)
-    return read_config(dataclasses.replace(config, policies=policies))
+            blocks[block][name] = dataclasses.replace(old, algorithm=value, options=kept)
+    return read_config(dataclasses.replace(config, **blocks))
 
 
 def with_flat_options(changes: Sequence[str]) -> list[str]:

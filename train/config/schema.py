@@ -212,13 +212,12 @@ class TrainConfig:
         return html_table(changed(self), caption="TrainConfig, non-default fields")
 
     def policy(self, name: str) -> PolicyConfig:
-        """Return the configuration of a policy, with the options of its team if it belongs to one."""
+        """Return the configuration of a policy, with the algorithm and options of its team."""
+        policy = self.policies[name]
         team = next((own for own in self.teams.values() if name in own.policies), None)
-        return (
-            dataclasses.replace(self.policies[name], options=team.options)
-            if team
-            else self.policies[name]
-        )
+        if team is None:
+            return policy
+        return dataclasses.replace(policy, algorithm=team.algorithm, options=team.options)
 
     @property
     def blocks(self) -> int:

@@ -69,7 +69,7 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     in_steps = in_env_steps(config, config.total_env_steps)
     for name, assignment in assignments.items():
         policy = config.policies[name]
-        algorithm = find_algorithm(policy.algorithm)
+        algorithm = find_algorithm(config.policy(name).algorithm)
         _validate_pool(name, in_steps, env, assignment)
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)

@@ -130,7 +130,7 @@ def read_config(values: TrainConfig | Mapping[str, object], imports: bool = True
 def members(
     policies: Mapping[str, PolicyConfig], teams: Mapping[str, TeamConfig]
 ) -> dict[str, PolicyConfig]:
-    """Return the configurations of the policies in teams, with the algorithm of their team.
+    """Return the configurations of the policies in teams, without an algorithm and options.
 
     Raises:
         ValueError: for an unknown policy, a policy of two teams, or one that sets its own algorithm
@@ -152,7 +152,8 @@ def members(
             )
             for option, value in options.items():
                 require(False, f"policies.{name}.{option}", value, f"{allowed}.{option}")
-            found[name] = dataclasses.replace(policy, algorithm=own.algorithm, options=NoOptions())
+            usual = PolicyConfig.algorithm
+            found[name] = dataclasses.replace(policy, algorithm=usual, options=NoOptions())
     return found
 
 
@@ -245,14 +246,14 @@ def without_unused(
 
 
 def without_old_options(
-    policy: str, given: object, before: object, changes: Collection[str]
+    path: str, given: object, before: object, changes: Collection[str]
 ) -> object:
-    """Return the fields of a policy without options of its previous algorithm.
+    """Return the fields of a policy or team without options of its previous algorithm.
 
     Args:
-        policy: its name.
+        path: its name, "policies.runner" or "teams.pair".
         given: its fields, flat.
-        before: its fields before the changes; None for a new policy.
+        before: its fields before the changes; None for a new one.
         changes: dotted names of all changes. An option among them is kept, and refused later.
     """
     if not (isinstance(given, Mapping) and isinstance(before, Mapping)):
@@ -260,7 +261,6 @@ def without_old_options(
     old, new = (fields.get("algorithm", PolicyConfig.algorithm) for fields in (before, given))
     if old == new or not isinstance(new, str):
         return given
-    path = f"policies.{policy}"
     lost = option_fields(old, path).keys() - option_fields(new, path).keys()
     return {
         name: value

@@ -318,6 +318,8 @@ def plain_config(config: TrainConfig) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     for own in (*values["policies"].values(), *values["teams"].values()):
         own |= own.pop("options")
+    for name in [name for team in config.teams.values() for name in team.policies]:
+        del values["policies"][name]["algorithm"]  # its team has one
     return _plain(values)
 
 
