@@ -1,1 +1,1 @@
-"""Networks: encoders, hidden layers, heads, and the distributions of actions."""
+"""Networks: encoders, memories, hidden layers, heads and action distributions."""

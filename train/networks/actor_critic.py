@@ -1,12 +1,12 @@
-"""Networks: flax.nnx modules that map one agent's observation to the outputs of its distribution, and a value.
+"""Actor-critic networks: flax.nnx modules from observations to distribution outputs and values.
 
-A network is an encoder (an observation, any pytree -> a row of numbers), hidden layers, a recurrent cell where wanted,
-and linear heads. The encoder is the place for a network of one's own: see train/networks/encoders.py.
+A network is an encoder (observations -> feature vectors), hidden layers, an optional recurrent
+memory, and linear heads. Encoders and memories can be custom: see train/networks/encoders.py and
+train/networks/memories.py.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import chex
 import jax
@@ -18,13 +18,23 @@ from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.networks.encoders import MASK, make_encoder
 from wdjax.train.networks.linear import orthogonal, product
-from wdjax.train.networks.memories import make_memory
+from wdjax.train.networks.memories import RecurrentMemory, make_memory
+
+Carries = tuple[chex.ArrayTree, chex.ArrayTree | None] | None
+"""(carry of the trunk, carry of the value's trunk or None); None: not recurrent"""
 
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
 class MLP(nnx.Module):
-    """Linear layers, each with an activation after it."""
+    """Linear layers, each followed by an activation.
+
+    Args:
+        in_features: width of the inputs.
+        config: activation, initializer and data type.
+        hidden_sizes: widths of the layers; None: those in `config`.
+        rngs: random streams of flax.
+    """
 
     def __init__(
         self,
@@ -34,7 +44,6 @@ class MLP(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        """Args: hidden_sizes: None for those of `config`."""
         sizes = (in_features, *(config.hidden_sizes if hidden_sizes is None else hidden_sizes))
         self.activation = ACTIVATIONS[config.activation]
         self.depth = len(sizes) - 1
@@ -48,11 +57,11 @@ class MLP(nnx.Module):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         for i in range(self.depth):
             inputs = self.activation(getattr(self, f"layer_{i}")(inputs))
-        return inputs.astype(jnp.float32)  # the heads' products and all that follows
+        return inputs.astype(jnp.float32)  # memory, heads and losses are float32
 
 
 class Trunk(nnx.Module):
-    """All of a network that comes before its heads: encoder, hidden layers, and a GRU where `recurrent_size` asks."""
+    """Part of a network before the heads: encoder, hidden layers and an optional memory."""
 
     def __init__(self, observation_space: Space, config: NetworkConfig, *, rngs: nnx.Rngs):
         self.encoder = make_encoder(observation_space, config, rngs)
@@ -62,9 +71,17 @@ class Trunk(nnx.Module):
         self.num_features = size or width
 
     def __call__(
-        self, obs: Any, carry: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """One step: obs [..., *part], carry [..., recurrent_size] -> (features [..., num_features], carry)."""
+        self, obs: chex.ArrayTree, carry: chex.ArrayTree | None = None
+    ) -> tuple[jax.Array, chex.ArrayTree | None]:
+        """Advance one step.
+
+        Args:
+            obs: leaves [..., *part].
+            carry: carry of the memory, leaves [..., *part]; None without a memory.
+
+        Returns:
+            (features [..., num_features], next carry).
+        """
         features = self.mlp(self.encoder(obs))
         if self.cell is None:
             return features, None
@@ -84,25 +101,28 @@ class Trunk(nnx.Module):
             obs: leaves [T, M, *part].
             carry: before the first step, leaves [M, ...].
             restart: [T, M] bool, an episode starts with this step.
-            start: carry at the start of an episode, leaves [M, ...]; None: that of the memory.
+            start: carry at the start of an episode, leaves [M, ...]; None: `empty` of the memory.
 
         Returns:
             Features [T, M, num_features].
         """
         features = self.mlp(self.encoder(obs))
         starts = () if start is None else (start,)
+        assert self.cell is not None  # only recurrent networks are unrolled
         return self.cell.unroll(carry, features, restart, *starts)
 
 
 class ActorCritic(nnx.Module):
-    """A trunk with a head for the action distribution and one for the value, or a trunk for each of the two; between a
-    trunk and a head stand the layers of `head_hidden_sizes`.
+    """Heads for the action distribution and the value, on a shared trunk or a trunk each.
+
+    With `head_hidden_sizes`, each head has hidden layers of its own.
 
     Args:
-        observation_space: of one agent, without its action mask.
-        distribution: what the outputs parametrise; all its components share one matrix, a block of columns each.
-        config: sizes, activation, initialisation.
-        rngs: flax's random streams.
+        observation_space: space of one agent, without the action mask.
+        distribution: distribution that the outputs parametrize. All its components are blocks of
+            columns of one matrix.
+        config: sizes, activation and initializer.
+        rngs: random streams of flax.
     """
 
     def __init__(
@@ -121,7 +141,7 @@ class ActorCritic(nnx.Module):
         self.policy_mlp = MLP(size, config, sizes, rngs=rngs) if sizes else None
         self.value_mlp = MLP(size, config, sizes, rngs=rngs) if sizes else None
         size = sizes[-1] if sizes else size
-        # A small policy head: every action is about equally likely at the start (Andrychowicz et al., 2021, 3.2).
+        # at first, all actions are about equally likely (Andrychowicz et al., 2021, section 3.2)
         self.policy_head = _linear(size, distribution.num_outputs, config, 0.01, rngs)
         self.value_head = _linear(size, 1, config, 1.0, rngs)
         self.free = (
@@ -132,40 +152,45 @@ class ActorCritic(nnx.Module):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it has a recurrent memory."""
+        """Whether the network has a recurrent memory."""
         return self.trunk.cell is not None
 
-    def __call__(self, obs: Any, carry: Any = None) -> tuple[jax.Array, jax.Array, Any]:
-        """One step: obs, leaves [..., *part] -> (outputs [..., num_outputs + num_free], value [...], carry).
+    def __call__(
+        self, obs: chex.ArrayTree, carry: Carries = None
+    ) -> tuple[jax.Array, jax.Array, Carries]:
+        """Advance one step.
 
-        `carry` is that of each trunk, [..., recurrent_size] each, or None where the network is not recurrent.
+        Args:
+            obs: leaves [..., *part].
+            carry: of both trunks, leaves [..., *part]; None if the network is not recurrent.
+
+        Returns:
+            (outputs [..., num_outputs + num_free], value [...], next carry).
         """
-        if carry is None:
-            carry = (None, None)
-        features, trunk_carry = self.trunk(obs, carry[0])
-        if self.value_trunk is None:
-            return *self._heads(features, features), None if trunk_carry is None else (
-                trunk_carry,
-                carry[1],
-            )
-        value_features, value_carry = self.value_trunk(obs, carry[1])
-        return *self._heads(features, value_features), None if trunk_carry is None else (
-            trunk_carry,
-            value_carry,
-        )
+        policy_carry, value_carry = (None, None) if carry is None else carry
+        features, policy_carry = self.trunk(obs, policy_carry)
+        value_features = features
+        if self.value_trunk is not None:
+            value_features, value_carry = self.value_trunk(obs, value_carry)
+        carry = None if policy_carry is None else (policy_carry, value_carry)
+        return *self._heads(features, value_features), carry
 
     def unroll(
-        self, obs: Any, carry: Any, restart: jax.Array, start: Any = None
+        self,
+        obs: chex.ArrayTree,
+        carry: tuple[chex.ArrayTree, chex.ArrayTree | None],
+        restart: jax.Array,
+        start: Carries = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """T steps in a row, see Trunk.unroll. Returns (outputs [T, M, ...], value [T, M])."""
+        """Advance T steps, see `Trunk.unroll`. Return (outputs [T, M, ...], value [T, M])."""
         start = (None, None) if start is None else start
-        features = self.trunk.unroll(obs, carry[0], restart, start[0])
-        if self.value_trunk is None:
-            return self._heads(features, features)
-        return self._heads(features, self.value_trunk.unroll(obs, carry[1], restart, start[1]))
+        features = value_features = self.trunk.unroll(obs, carry[0], restart, start[0])
+        if self.value_trunk is not None:
+            value_features = self.value_trunk.unroll(obs, carry[1], restart, start[1])
+        return self._heads(features, value_features)
 
     def _heads(self, features: jax.Array, value_features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if self.policy_mlp is not None:
+        if self.policy_mlp is not None and self.value_mlp is not None:
             features, value_features = self.policy_mlp(features), self.value_mlp(value_features)
         outputs = self.policy_head(features)
         if self.free is not None:
@@ -183,12 +208,12 @@ def has_memory(network: nnx.Module) -> bool:
 
 
 def empty_carry(
-    memory: nnx.Module | None, config: NetworkConfig, shape: tuple[int, ...]
-) -> tuple[chex.ArrayTree, chex.ArrayTree | None] | None:
-    """Return the carry of an ActorCritic at the start of an episode, leaves [*shape, ...]; None without a memory.
+    memory: RecurrentMemory | None, config: NetworkConfig, shape: tuple[int, ...]
+) -> Carries:
+    """Return the carry of an `ActorCritic` at the start of an episode, leaves [*shape, ...].
 
     Args:
-        memory: of the network, as `check_memory` returns it.
+        memory: memory of a trunk, as returned by `check_memory`; None: feed-forward.
         config: configuration of the network.
         shape: leading axes.
     """
@@ -204,7 +229,7 @@ def _linear(
     config: NetworkConfig,
     gain: float,
     rngs: nnx.Rngs,
-    dtype: Any = None,
+    dtype: jnp.dtype | None = None,
 ) -> nnx.Linear:
     init = _initializer(config, gain)
     return nnx.Linear(
@@ -212,7 +237,7 @@ def _linear(
     )
 
 
-def _initializer(config: NetworkConfig, gain: float) -> Any:
+def _initializer(config: NetworkConfig, gain: float) -> nnx.Initializer:
     return {
         "orthogonal": orthogonal(gain),
         "xavier": nnx.initializers.xavier_uniform(),
@@ -220,15 +245,15 @@ def _initializer(config: NetworkConfig, gain: float) -> Any:
     }[config.initializer]
 
 
-def split_mask(obs: Any) -> tuple[Any, jax.Array | None]:
-    """Returns (what the network sees, the action mask or None): the mask is the key `action_mask` of a dict."""
+def split_mask(obs: chex.ArrayTree) -> tuple[chex.ArrayTree, jax.Array | None]:
+    """Return (observations without the key `action_mask`, the action mask or None)."""
     if isinstance(obs, Mapping) and MASK in obs:
         return {name: part for name, part in obs.items() if name != MASK}, obs[MASK]
     return obs, None
 
 
 def without_mask(space: Space) -> Space:
-    """Returns the space of what the network sees."""
+    """Return an observation space without the action mask."""
     if isinstance(space, Dict) and MASK in space.spaces:
         return Dict({name: part for name, part in space.spaces.items() if name != MASK})
     return space

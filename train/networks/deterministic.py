@@ -18,7 +18,7 @@ from wdjax.train.networks.linear import product
 from wdjax.train.networks.values import ValueNetwork
 
 FINAL_SCALE = 3e-3
-"""bound of the weights of heads: actions and values start near 0 (Lillicrap et al., 2016, section 7)"""
+"""bound of head weights: actions and values start near 0 (Lillicrap et al., 2016, section 7)"""
 
 
 class DeterministicActor(nnx.Module):

@@ -21,7 +21,7 @@ def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Arra
     Returns:
         Actions [N, n, ...].
     """
-    if keys.dtype == jnp.float32:
+    if isinstance(distribution, Categorical) and keys.dtype == jnp.float32:
         return distribution.choose(keys, outputs)
     blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
     actions = jax.vmap(distribution.sample)(keys, blocks)

@@ -1,6 +1,7 @@
 """Encoders map one agent's observation to a feature vector; custom networks plug in here.
 
-A preset names an encoder in ENCODERS or "package.module:Class", and its options in `network.encoder_options`:
+A preset names an encoder in ENCODERS or "package.module:Class", and its options in
+`network.encoder_options`:
 
     network: {encoder: deep_sets, encoder_options: {pool: mean}, hidden_sizes: [64]}
     network: {encoder: "mypackage.networks:MyEncoder", encoder_options: {width: 32}}
@@ -13,8 +14,9 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,62 +31,73 @@ from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.linear import orthogonal
 
 MASK = "action_mask"
-AGENT_TYPE = "agent_type"  # key next to "obs": index of the agent's selector in its policy (agent_type_feature)
+AGENT_TYPE = "agent_type"
+"""key next to "obs": index of the agent's selector in its policy (agent_type_feature)"""
+
+
+Split = Callable[[chex.ArrayTree], tuple[jax.Array, jax.Array, jax.Array]]
+"""split(obs) -> (others [..., k, features], present [..., k] bool, own features [..., m])"""
 
 
 class Encoder(Protocol):
     """Interface of encoders: an nnx.Module, named in a preset or with `register_encoder`.
 
         class MyEncoder(nnx.Module):
-            def __init__(self, observation_space, width=64, *, rngs):   # `width` comes from network.encoder_options
+            # `width` comes from network.encoder_options
+            def __init__(self, observation_space, width=64, *, rngs):
                 self.layer = nnx.Linear(observation_space.shape[-1], width, rngs=rngs)
                 self.num_features = width
 
-            def __call__(self, obs):                                    # leaves [..., *part of the space]
-                return jax.nn.relu(self.layer(obs))                     # [..., num_features] float32
+            def __call__(self, obs):                  # leaves [..., *part of the space]
+                return jax.nn.relu(self.layer(obs))   # [..., num_features] float32
 
-    Inputs: `observation_space` is the space of one agent without its action mask; with `agent_type_feature` it is
-    Dict({"obs": ..., "agent_type": Discrete}). Options from `network.encoder_options` and random streams `rngs` are
-    passed by keyword. A parameter `split` without a default receives the environment's `split_observation`, unless the
-    options set it. `obs` has any leading axes (replicas and agents, minibatch, time), which must be independent of each
-    other. With `normalize_observation` it is shifted and scaled; an encoder with the class attribute `needs_raw = True`
-    does not accept that option.
+    Inputs: `observation_space` is the space of one agent without its action mask; with
+    `agent_type_feature` it is Dict({"obs": ..., "agent_type": Discrete}). Options from
+    `network.encoder_options` and random streams `rngs` are passed by keyword. A parameter `split`
+    without a default receives the environment's `split_observation`, unless the options set it.
+    `obs` has any leading axes (replicas and agents, minibatch, time), which must be independent of
+    each other. With `normalize_observation` it is shifted and scaled; an encoder with the class
+    attribute `needs_raw = True` does not accept that option.
 
     Outputs: float32 features [..., num_features]; `num_features` is an int set in `__init__`.
 
-    In every algorithm, hidden layers (`hidden_sizes`, possibly empty), an optional GRU (`recurrent_size`) and the heads
-    follow. Separate trunks and the networks of DDPG each have their own encoder. All arrays must be nnx.Param: running
-    statistics and random streams are not supported. `make_learner` checks these rules (`check_encoder`).
+    In every algorithm, hidden layers (`hidden_sizes`, possibly empty), an optional memory
+    (`recurrent_size`) and the heads follow. Separate trunks and the networks of DDPG each have
+    their own encoder. All arrays must be nnx.Param: running statistics and random streams are not
+    supported. `make_learner` checks these rules (`check_encoder`).
     """
 
     num_features: int
 
-    def __call__(self, obs: Any) -> jax.Array: ...
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
+        """Return the features of observations."""
 
 
 class FlatEncoder(nnx.Module):
-    """Flatten and concatenate an observation to a vector; discrete parts become one-hot (`encode`)."""
+    """Flatten and concatenate observations; discrete parts become one-hot (see `encode`)."""
 
     def __init__(self, observation_space: Space, *, rngs: nnx.Rngs):
         self.space = observation_space
         self.num_features = encoded_size(observation_space)
 
-    def __call__(self, obs: Any) -> jax.Array:
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
         return encode(self.space, obs)
 
 
 class Fourier(nnx.Module):
-    """Fourier features of periodic coordinates. For an observation vector x the features are
+    """Fourier features of periodic coordinates x.
 
-        [x, sin(2 pi k x), cos(2 pi k x)],  k = 1 .. frequencies.
+        [x, sin(2 pi k x), cos(2 pi k x)],  k = 1 .. frequencies
 
     Args:
-        observation_space: space of one agent; values have period 1, for example x / nx of a grid cell.
-        frequencies: highest frequency k; half the number of grid cells per axis distinguishes all cells.
+        observation_space: space of one agent; values have period 1, for example x / nx in a
+            grid.
+        frequencies: highest frequency k; half the number of grid cells per axis distinguishes all
+            cells.
         rngs: random streams of flax; unused.
 
-    Source: Tancik et al., "Fourier features let networks learn high frequency functions in low dimensional domains"
-    (2020), section 3.
+    Source: Tancik et al., "Fourier features let networks learn high frequency functions in low
+    dimensional domains" (2020), section 3.
     """
 
     needs_raw = True  # normalization would change the period
@@ -94,7 +107,7 @@ class Fourier(nnx.Module):
         self.space, self.frequencies = observation_space, frequencies
         self.num_features = encoded_size(observation_space) * (2 * frequencies + 1)
 
-    def __call__(self, obs: Any) -> jax.Array:
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
         row = encode(self.space, obs)
         angle = (
             2
@@ -109,9 +122,9 @@ class Fourier(nnx.Module):
 
 
 class DeepSets(nnx.Module):
-    """Deep sets: features that are invariant to the order of the other agents,
+    """Deep sets: features that are invariant to the order of the other agents.
 
-        [pool_i phi(x_i), own],
+        [pool_i phi(x_i), own]
 
     with a network phi of `depth` layers, pooled over the present agents x_i.
 
@@ -120,26 +133,33 @@ class DeepSets(nnx.Module):
         width: units in each layer of phi.
         depth: layers of phi.
         pool: "max", "mean" or "sum"; the result is 0 if no agent is present.
-        split: obs -> (others [..., k, features], present [..., k] bool, own [..., m]), a function or
-            "package.module:function"; in a run by default the environment's `split_observation`.
+        split: obs -> (others [..., k, features], present [..., k] bool, own [..., m]), a function
+            or "package.module:function"; in a run by default the environment's `split_observation`.
         rngs: random streams of flax.
 
-    Source: Zaheer et al., "Deep Sets" (2017), theorem 2; the hidden layers (`hidden_sizes`) are its rho.
+    Source: Zaheer et al., "Deep Sets" (2017), theorem 2. The hidden layers (`hidden_sizes`) are
+    its rho.
     """
 
     needs_raw = True  # zeros mark absent agents
 
     def __init__(
-        self, observation_space: Space, width: int = 64, depth: int = 2, pool: str = "max", *, split: str | Callable,
+        self,
+        observation_space: Space,
+        width: int = 64,
+        depth: int = 2,
+        pool: str = "max",
+        *,
+        split: str | Split,
         rngs: nnx.Rngs,
-    ):  # fmt: skip
+    ):
         require_known("pool", pool, POOLS)
         self.parts = SetParts(observation_space, split)
         self.phi = SetLayers(self.parts.num_other, width, depth, rngs=rngs)
         self.pool = pool
         self.num_features = width + self.parts.num_own
 
-    def __call__(self, obs: Any) -> jax.Array:
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
         others, present, own = self.parts(obs)
         return jnp.concatenate(
             [POOLS[self.pool](self.phi(others), present[..., None]), own], axis=-1
@@ -147,9 +167,9 @@ class DeepSets(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Multi-head attention over the other agents, with the agent's own features as query,
+    """Multi-head attention over the other agents, with the agent's own features as query.
 
-        [sum_i softmax_i(q(own) . k(x_i) / sqrt(width / num_heads)) v(x_i), own]  for each of `num_heads` heads,
+        [sum_i softmax_i(q(own) . k(x_i) / sqrt(width / num_heads)) v(x_i), own]  for each head,
 
     over the present agents x_i, after `depth` layers; 0 if no agent is present.
 
@@ -167,9 +187,15 @@ class Attention(nnx.Module):
     needs_raw = True
 
     def __init__(
-        self, observation_space: Space, width: int = 64, depth: int = 1, num_heads: int = 4, *, split: str | Callable,
+        self,
+        observation_space: Space,
+        width: int = 64,
+        depth: int = 1,
+        num_heads: int = 4,
+        *,
+        split: str | Split,
         rngs: nnx.Rngs,
-    ):  # fmt: skip
+    ):
         require_integer("num_heads", num_heads, 1)
         require(width % num_heads == 0, "num_heads", num_heads, f"a divisor of width = {width}")
         self.parts = SetParts(observation_space, split)
@@ -179,14 +205,11 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
         self.num_features = width + self.parts.num_own
 
-    def __call__(self, obs: Any) -> jax.Array:
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
         others, present, own = self.parts(obs)
         features = self.phi(others)
-        (
-            query,
-            key,
-            value,
-        ) = (  # [..., heads, width / heads], the last two with [..., k] before the heads
+        # query [..., heads, width / heads]; key and value [..., k, heads, width / heads]
+        query, key, value = (
             rows.reshape(*rows.shape[:-1], self.num_heads, -1)
             for rows in (self.query(own), self.key(features), self.value(features))
         )
@@ -199,7 +222,7 @@ class Attention(nnx.Module):
 
 
 class SetLayers(nnx.Module):
-    """Linear layers of one width, each with a relu after it, for every member of a set alike."""
+    """Linear layers of one width, each followed by a relu, applied to every element of a set."""
 
     def __init__(self, in_features: int, width: int, depth: int, *, rngs: nnx.Rngs):
         require_integer("width", width, 1)
@@ -219,17 +242,20 @@ class SetLayers(nnx.Module):
 
 
 class SetParts:
-    """An observation in three parts: the others, who of them is present, and one's own (the agent's type last)."""
+    """Split an observation into the other agents, whether they are present, and own features."""
 
-    def __init__(self, observation_space: Space, split: str | Callable):
+    def __init__(self, observation_space: Space, split: str | Split):
         self.space = observation_space
         self.split = split if callable(split) else import_named("encoder_options.split", split)
         others, _, own = jax.eval_shape(self, sample_shapes(observation_space))
         self.num_other, self.num_own = others.shape[-1], own.shape[-1]
 
-    def __call__(self, obs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns (others [..., k, num_other], present [..., k] bool, own [..., num_own]); zeros for the absent."""
-        if not (isinstance(obs, Mapping) and AGENT_TYPE in obs):
+    def __call__(self, obs: chex.ArrayTree) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return (others [..., k, num_other], present [..., k] bool, own [..., num_own]).
+
+        Features of absent agents are zeros. Own features end with the agent type, if there is one.
+        """
+        if not (isinstance(self.space, Dict) and isinstance(obs, Mapping) and AGENT_TYPE in obs):
             others, present, own = self.split(obs)
         else:
             others, present, own = self.split(obs["obs"])
@@ -237,11 +263,9 @@ class SetParts:
         return jnp.where(present[..., None], others, 0.0), present, own
 
 
-# Of the rows [..., k, width] that are present, [..., k, 1] bool: [..., width].
+# Name -> function of (features [..., k, width] of at least 0, present [..., k, 1]) -> [..., width].
 POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "max": lambda rows, present: jnp.max(
-        rows, -2, where=present, initial=0.0
-    ),  # after a relu nothing is below 0
+    "max": lambda rows, present: jnp.max(rows, -2, where=present, initial=0.0),
     "mean": lambda rows, present: (
         jnp.sum(rows, -2, where=present) / jnp.maximum(jnp.sum(present, -2), 1)
     ),
@@ -249,15 +273,19 @@ POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 # Name in a preset -> class; any other encoder is named by its import path.
-ENCODERS: dict[str, Any] = {
-    "flat": FlatEncoder, "fourier": Fourier, "deep_sets": DeepSets, "attention": Attention,
-}  # fmt: skip
+ENCODERS: dict[str, type] = {
+    "flat": FlatEncoder,
+    "fourier": Fourier,
+    "deep_sets": DeepSets,
+    "attention": Attention,
+}
 
 
 def register_encoder(name: str, encoder: type) -> None:
     """Register an encoder in this process, so that `network.encoder` can name it.
 
-    To resume or load a run, register the name again. "package.module:Class" needs no registration.
+    To resume or load a run, register the name again. "package.module:Class" needs no
+    registration.
 
     Args:
         name: name of the encoder.
@@ -271,25 +299,34 @@ def register_encoder(name: str, encoder: type) -> None:
     register("encoder", ENCODERS, name, encoder)
 
 
-def encoder_class(name: str, field: str = "network.encoder") -> Any:
-    """Returns the class of an encoder: a name of ENCODERS, or "package.module:Class".
+def encoder_class(name: str, field: str = "network.encoder") -> type:
+    """Return the class of an encoder: a name of ENCODERS, or "package.module:Class".
 
     Raises:
-        ValueError: for an unknown name, a module that cannot be imported, or one without such a class.
-        TypeError: for what is no subclass of flax.nnx.Module.
+        ValueError: for an unknown name, or one that cannot be imported.
+        TypeError: for a class that is not a subclass of flax.nnx.Module.
     """
-    custom = 'a custom encoder is "package.module:Class", or registered in this process by register_encoder'
-    found = find_named(field, name, ENCODERS, custom)
+    return module_class("encoder", field, name, ENCODERS)
+
+
+def module_class(kind: str, field: str, name: str, known: Mapping[str, type]) -> type:
+    """Return the nnx.Module class with a known name or import path. Raise as `encoder_class`."""
+    custom = (
+        f'a custom {kind} is "package.module:Class", or registered in this process by '
+        f"register_{kind}"
+    )
+    found = find_named(field, name, known, custom)
     require_module(f"{field} {name!r}", found)
     return found
 
 
-def require_module(what: str, found: Any) -> None:
+def require_module(what: str, found: object) -> None:
+    """Raise TypeError unless `found` is a subclass of flax.nnx.Module."""
     if not (isinstance(found, type) and issubclass(found, nnx.Module)):
         raise TypeError(f"{what}: must be a subclass of flax.nnx.Module, not {found!r}")
 
 
-def make_encoder(observation_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Any:
+def make_encoder(observation_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Encoder:
     """Return a new encoder, a module from observations to features.
 
     Args:
@@ -301,42 +338,60 @@ def make_encoder(observation_space: Space, config: NetworkConfig, rngs: nnx.Rngs
 
 
 def check_options(path: str, config: NetworkConfig) -> None:
-    """Raises ValueError for an unknown encoder or an option that it does not take; `path` is that of the network."""
-    parameters = inspect.signature(
-        encoder_class(config.encoder, f"{path}.encoder").__init__
-    ).parameters
+    """Raise ValueError for an unknown encoder or option.
+
+    Args:
+        path: name of the network, "policies.runner.network".
+        config: its configuration.
+    """
+    parameters = _parameters(config, f"{path}.encoder")
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = set(list(parameters)[2:]) - {"rngs"}  # after self and the space
+    known = set(list(parameters)[2:]) - {"rngs"}  # without self and the space
     for name in config.encoder_options:
         require_known(f"option in {path}.encoder_options of {config.encoder!r}", name, known)
 
 
-def with_layout(config: NetworkConfig, layout: Callable | None) -> NetworkConfig:
-    """Returns the configuration with the game's layout as the option `split`, where its encoder asks for one."""
-    if layout is None or _split_asked_for(config) is None:
+def with_layout(config: NetworkConfig, layout: Split | None) -> NetworkConfig:
+    """Return the configuration with `layout` as the option `split`, if the encoder requires it.
+
+    Args:
+        config: configuration of a network.
+        layout: the environment's `split_observation`, or None.
+    """
+    if layout is None or _missing_split(config) is None:
         return config
     return dataclasses.replace(config, encoder_options={**config.encoder_options, "split": layout})
 
 
 def require_layout(path: str, config: NetworkConfig, env: Env) -> None:
-    """Raises ValueError where an encoder must know who is whom, and neither the game nor an option says it."""
-    asked = _split_asked_for(config)
+    """Raise ValueError if the encoder requires `split`, and neither options nor `env` define it."""
+    asked = _missing_split(config)
     if asked is not None and asked.default is asked.empty and layout_of(env) is None:
-        words = f"{type(env).__name__} does not define how to split observations into agents"
-        remedies = "Add a method split_observation, or name a function as encoder_options.split"
-        raise ValueError(f"{path}.encoder = {config.encoder!r}: {words}. {remedies}.")
+        raise ValueError(
+            f"{path}.encoder = {config.encoder!r}: {type(env).__name__} does not define how to "
+            "split observations into agents. Add a method split_observation, or name a function "
+            "as encoder_options.split."
+        )
 
 
-def _split_asked_for(config: NetworkConfig) -> inspect.Parameter | None:
-    """Returns the parameter `split` of an encoder where nothing stands for it, neither an option nor a default."""
-    split = inspect.signature(encoder_class(config.encoder).__init__).parameters.get("split")
+def _parameters(
+    config: NetworkConfig, field: str = "network.encoder"
+) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of an encoder's `__init__`, including self."""
+    encoder = encoder_class(config.encoder, field)
+    return inspect.signature(encoder.__init__).parameters  # type: ignore[misc]  # of a class
+
+
+def _missing_split(config: NetworkConfig) -> inspect.Parameter | None:
+    """Return the parameter `split` of an encoder, if neither an option nor a default sets it."""
+    split = _parameters(config).get("split")
     named = config.encoder_options.get("split") is not None
     return None if split is None or named or split.default not in (split.empty, None) else split
 
 
 def check_encoder(
-    path: str, config: NetworkConfig, observation_space: Space, layout: Callable | None = None
+    path: str, config: NetworkConfig, observation_space: Space, layout: Split | None = None
 ) -> int:
     """Return the width of an encoder's output. Only shapes are computed.
 
@@ -351,28 +406,31 @@ def check_encoder(
     """
     what = f"{path}.encoder {config.encoder!r}"
 
-    def build() -> Any:
+    def build() -> Encoder:
         try:
             encoder = make_encoder(
                 observation_space, with_layout(config, layout), nnx.Rngs(jax.random.key(0))
             )
-        except Exception as error:  # of any kind: it is the user's code
+        except Exception as error:  # user code may raise any exception
             raise TypeError(
                 f"{what} with encoder_options {config.encoder_options}: {error}"
             ) from error
-        require_params(what, encoder)
+        require_params(what, encoder)  # type: ignore[arg-type]  # its class is an nnx.Module
         return encoder
 
     encoder = nnx.eval_shape(build)
     width = getattr(encoder, "num_features", None)
     if isinstance(width, bool) or not isinstance(width, int):
         raise TypeError(
-            f"{what}: must set num_features, the width of its output, to a whole number, not {width!r}"
+            f"{what}: must set num_features, the width of its output, to a whole number, "
+            f"not {width!r}"
         )
     graphdef, state = nnx.split(encoder)
     for leading in ((4,), (2, 3)):
 
-        def with_axes(leaf: Any, axes: tuple[int, ...] = leading) -> jax.ShapeDtypeStruct:
+        def with_axes(
+            leaf: jax.ShapeDtypeStruct, axes: tuple[int, ...] = leading
+        ) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
 
         obs = jax.tree.map(with_axes, sample_shapes(observation_space))
@@ -402,17 +460,19 @@ def require_params(what: str, module: nnx.Module) -> None:
     for place, kind in kept.items():
         if not issubclass(kind, nnx.Param):
             raise TypeError(
-                f"{what}: {'.'.join(map(str, place))} is of type {kind.__name__}; only nnx.Param is stored and "
-                "trained. Remove running statistics and dropout; make a constant a tuple, or build it in __call__."
+                f"{what}: {'.'.join(map(str, place))} is of type {kind.__name__}; only nnx.Param "
+                "is stored and trained. Remove running statistics and dropout; make a constant "
+                "a tuple, or build it in __call__."
             )
 
 
-def encode(space: Space, obs: Any) -> jax.Array:
-    """Lays one observation, or a batch of them, in a row of numbers for the network.
+def encode(space: Space, obs: chex.ArrayTree) -> jax.Array:
+    """Flatten observations to vectors for the network.
 
     Args:
-        space: of one agent's observation: Box parts are flattened, discrete ones become one-hot, a Dict's parts follow
-            each other in the order of the space, its `action_mask` left out.
+        space: space of one agent's observation. Box parts are flattened, discrete ones become
+            one-hot. Parts of a Dict are concatenated in the order of the space, without its
+            `action_mask`.
         obs: leaves [..., *part of the space].
 
     Returns:

@@ -1,4 +1,4 @@
-"""What linear layers are made of: their product, and the orthogonal initializer."""
+"""Matrix product and orthogonal initializer of linear layers."""
 
 from typing import Any
 
@@ -9,25 +9,31 @@ from flax import nnx
 from wdjax.kernels.backend import on_cpu
 
 HEAD = 4
-"""a layer with so many times fewer outputs than inputs is taken transposed"""
+"""layers with at most 1 / HEAD as many outputs as inputs multiply by the transposed kernel"""
 
 FEW_PRODUCTS = 2**24
-"""up to so many multiplications the inputs are transposed: layers and their gradients are 0.9 to 3 times as fast"""
+"""multiplications up to which inputs are transposed, 0.9 to 3 times as fast with gradients"""
 
 
 def product(
-    inputs: jax.Array, kernel: jax.Array, dimension_numbers: Any, **options: Any
+    inputs: jax.Array,
+    kernel: jax.Array,
+    dimension_numbers: jax.lax.DotDimensionNumbers,
+    **options: Any,  # of `jax.lax.dot_general`; they depend on the version of flax
 ) -> jax.Array:
-    """Returns inputs [..., in] times kernel [in, out], [..., out]: the `dot_general` of an nnx.Linear.
+    """Multiply inputs [..., in] by kernel [in, out] -> [..., out]: the `dot_general` of nnx.Linear.
 
-    The gradient in the kernel is a sum over rows, inputs^T d. XLA hands a product of that form to Eigen on a CPU, which
+    The gradient with respect to the kernel is a sum over rows, inputs^T d. XLA computes such
+    products with Eigen on a CPU, which is slow in two cases:
 
-    * is up to six times slower where `out` is small, as of a head, than d^T inputs: so the kernel is taken transposed;
-    * spreads small ones over threads, which costs more than it saves: if the inputs are transposed first, the product
-      is of the form that goes to YNNPACK, which does not.
+    * With few outputs, as in a head, it is up to six times slower than d^T inputs. The kernel is
+      therefore transposed.
+    * Eigen distributes small products over threads, which takes longer than the product. If the
+      inputs are transposed, XLA uses YNNPACK, which does not.
 
-    XLA would undo either, did no barrier stand between. The second's is the one that `jax.checkpoint` puts before what
-    a gradient uses; nothing is computed twice. Other platforms, and large layers, get `jax.lax.dot_general` as it is.
+    A barrier prevents XLA from undoing the transposition. In the second case it is the one that
+    `jax.checkpoint` adds before the inputs of a gradient; no product is computed twice. Other
+    platforms and large layers use `jax.lax.dot_general` directly.
     """
     num_inputs, num_outputs = kernel.shape
     is_head = HEAD * num_outputs <= num_inputs
@@ -47,10 +53,11 @@ def product(
 
 
 def orthogonal(gain: float) -> nnx.Initializer:
-    """Returns flax's initializer of matrices with orthonormal rows or columns, times `gain`.
+    """Return flax's initializer of matrices with orthonormal rows or columns, times `gain`.
 
-    Under vmap it takes one matrix after another: on a CPU with few threads, several batches of QR decompositions in one
-    program may wait for each other forever (jaxlib 0.10.2 on two cores). The numbers are those of single ones.
+    Under vmap it draws the matrices one after the other: on a CPU with few threads, several batches
+    of QR decompositions in one program can deadlock (jaxlib 0.10.2 on two cores). The numbers equal
+    those without vmap.
     """
     draw = nnx.initializers.orthogonal(gain)
 

@@ -1,4 +1,4 @@
-"""Memories of recurrent policies, between the hidden layers and the heads; custom memories plug in here.
+"""Memories of recurrent policies, between hidden layers and heads; custom memories plug in here.
 
 A preset names a memory in MEMORIES or "package.module:Class", and its width:
 
@@ -8,17 +8,16 @@ A preset names a memory in MEMORIES or "package.module:Class", and its width:
 `RecurrentMemory` documents the interface.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.named import find_named
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
-from wdjax.train.networks.encoders import require_module, require_params
+from wdjax.train.networks.encoders import module_class, require_module, require_params
 from wdjax.train.networks.linear import orthogonal, product
 
 
@@ -26,28 +25,30 @@ class RecurrentMemory(nnx.Module):
     """Interface of memories: an nnx.Module, named in a preset or with `register_memory`.
 
         class MyMemory(RecurrentMemory):
-            def __init__(self, in_features, size, *, kernel_init, rngs):  # `size` is network.recurrent_size
+            # `size` is network.recurrent_size
+            def __init__(self, in_features, size, *, kernel_init, rngs):
                 self.size = size
-                self.layer = nnx.Linear(in_features + size, size, kernel_init=kernel_init, rngs=rngs)
+                self.layer = nnx.Linear(in_features, size, kernel_init=kernel_init, rngs=rngs)
 
-            def empty(self, shape):                                       # at the start of an episode
+            def empty(self, shape):             # carry at the start of an episode
                 return jnp.zeros((*shape, self.size))
 
-            def __call__(self, carry, x):                                 # one step
-                carry = jnp.tanh(self.layer(jnp.concatenate([x, carry], axis=-1)))
-                return carry, carry                                       # carry, features [..., size]
+            def __call__(self, carry, x):       # one step
+                carry = 0.9 * carry + 0.1 * self.layer(x)
+                return carry, carry             # next carry, features [..., size]
 
-    `kernel_init` is the initializer of matrices that `network.initializer` selects. A carry is an array or a pytree of
-    arrays, leaves [..., *part]. All parameters must be float32 and nnx.Param. `make_learner` checks these rules
-    (`check_memory`). A class that does not inherit from this one must also implement `unroll`.
+    `kernel_init` is the initializer of matrices that `network.initializer` selects. A carry is an
+    array or a pytree of arrays, leaves [..., *part]. All arrays must be nnx.Param, and features
+    float32. `make_learner` checks these rules (`check_memory`). A class that does not inherit from
+    this one must also implement `unroll`.
     """
 
     def empty(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        """Return the carry at the start of an episode, leaves [*shape, ...]. It may not depend on parameters."""
+        """Return the carry at the start of an episode, leaves [*shape, ...], without parameters."""
         raise NotImplementedError
 
     def __call__(self, carry: chex.ArrayTree, x: jax.Array) -> tuple[chex.ArrayTree, jax.Array]:
-        """Advance one step: x [..., in_features] float32 -> (carry, features [..., size] float32)."""
+        """Advance one step: x [..., in_features] -> (next carry, features [..., size] float32)."""
         raise NotImplementedError
 
     def unroll(
@@ -63,25 +64,36 @@ class RecurrentMemory(nnx.Module):
             carry: before the first step, leaves [M, ...].
             xs: [T, M, in_features] float32.
             restarts: [T, M] bool, an episode starts with this step, from the carry `start`.
-            start: leaves [M, ...]; None: `empty`. Only algorithms with a custom `init_carry` pass it.
+            start: leaves [M, ...]; None: `empty`. Only algorithms with a custom `init_carry` pass
+                it.
 
         Returns:
-            Features [T, M, size], equal to those of repeated calls.
+            Features [T, M, size], as by repeated calls.
         """
-
         start = self.empty(restarts.shape[1:]) if start is None else start
+        return _scan(self, carry, xs, restarts, start)
 
-        def step(
-            carry: chex.ArrayTree, row: tuple[jax.Array, jax.Array]
-        ) -> tuple[chex.ArrayTree, jax.Array]:
-            x, restart = row
 
-            def begin(first: jax.Array, leaf: jax.Array) -> jax.Array:
-                return jnp.where(jnp.expand_dims(restart, range(1, leaf.ndim)), first, leaf)
+def _scan(
+    memory: Callable[..., tuple[chex.ArrayTree, jax.Array]],
+    carry: chex.ArrayTree,
+    xs: jax.Array,
+    restarts: jax.Array,
+    start: chex.ArrayTree,
+) -> jax.Array:
+    """Call a memory step by step, see `RecurrentMemory.unroll`."""
 
-            return self(jax.tree.map(begin, start, carry), x)
+    def step(
+        carry: chex.ArrayTree, row: tuple[jax.Array, jax.Array]
+    ) -> tuple[chex.ArrayTree, jax.Array]:
+        x, restart = row
 
-        return jax.lax.scan(step, carry, (xs, restarts))[1]
+        def begin(first: jax.Array, leaf: jax.Array) -> jax.Array:
+            return jnp.where(jnp.expand_dims(restart, range(1, leaf.ndim)), first, leaf)
+
+        return memory(jax.tree.map(begin, start, carry), x)
+
+    return jax.lax.scan(step, carry, (xs, restarts))[1]
 
 
 def _unroll_from_zeros(
@@ -91,9 +103,9 @@ def _unroll_from_zeros(
     restarts: jax.Array,
     start: chex.ArrayTree | None = None,
 ) -> jax.Array:
-    """Advance T steps, see `RecurrentMemory.unroll`; episodes start at scalar zeros, which XLA fuses."""
+    """Advance T steps, see `RecurrentMemory.unroll`; XLA fuses scalar zeros, not arrays of them."""
     start = jax.tree.map(lambda _: 0.0, carry) if start is None else start
-    return RecurrentMemory.unroll(self, carry, xs, restarts, start)
+    return _scan(self, carry, xs, restarts, start)
 
 
 class GRU(nnx.GRUCell):
@@ -105,8 +117,13 @@ class GRU(nnx.GRUCell):
     def __init__(
         self, in_features: int, size: int, *, kernel_init: nnx.Initializer, rngs: nnx.Rngs
     ):
-        inits = {"kernel_init": kernel_init, "recurrent_kernel_init": orthogonal(1.0)}
-        super().__init__(in_features, size, **inits, rngs=rngs)
+        super().__init__(
+            in_features,
+            size,
+            kernel_init=kernel_init,
+            recurrent_kernel_init=orthogonal(1.0),
+            rngs=rngs,
+        )
 
     def empty(self, shape: tuple[int, ...]) -> jax.Array:
         return jnp.zeros((*shape, self.hidden_features), jnp.float32)
@@ -123,8 +140,13 @@ class LSTM(nnx.OptimizedLSTMCell):
     def __init__(
         self, in_features: int, size: int, *, kernel_init: nnx.Initializer, rngs: nnx.Rngs
     ):
-        inits = {"kernel_init": kernel_init, "recurrent_kernel_init": orthogonal(1.0)}
-        super().__init__(in_features, size, **inits, rngs=rngs)
+        super().__init__(
+            in_features,
+            size,
+            kernel_init=kernel_init,
+            recurrent_kernel_init=orthogonal(1.0),
+            rngs=rngs,
+        )
 
     def empty(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         zeros = jnp.zeros((*shape, self.hidden_features), jnp.float32)
@@ -134,12 +156,12 @@ class LSTM(nnx.OptimizedLSTMCell):
 
 
 class MinGRU(nnx.Module):
-    """Minimal gated recurrent unit, whose gate and candidate do not depend on the carry h [..., size]:
+    """Minimal gated recurrent unit: gate and candidate do not depend on the carry h [..., size].
 
         h_t = (1 - z_t) h_{t-1} + z_t candidate(x_t),  z_t = sigmoid(gate(x_t)),
 
-    with linear layers `gate` and `candidate`. The recurrence is linear in h, so `unroll` computes all steps by a
-    parallel scan.
+    with linear layers `gate` and `candidate`. The recurrence is linear in h, so that `unroll`
+    computes all steps by a parallel scan.
 
     Source: Feng et al., "Were RNNs all we needed?" (2024), section 3.1.
     """
@@ -190,7 +212,8 @@ MEMORIES: dict[str, type] = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
 def register_memory(name: str, memory: type) -> None:
     """Register a memory in this process, so that `network.memory` can name it.
 
-    To resume or load a run, register the name again. "package.module:Class" needs no registration.
+    To resume or load a run, register the name again. "package.module:Class" needs no
+    registration.
 
     Args:
         name: name of the memory.
@@ -211,21 +234,18 @@ def memory_class(name: str, field: str = "network.memory") -> type:
         ValueError: for an unknown name, or one that cannot be imported.
         TypeError: for a class that is not a subclass of flax.nnx.Module.
     """
-    custom = 'a custom memory is "package.module:Class", or registered in this process by register_memory'
-    found = find_named(field, name, MEMORIES, custom)
-    require_module(f"{field} {name!r}", found)
-    return found
+    return module_class("memory", field, name, MEMORIES)
 
 
 def make_memory(
     in_features: int, config: NetworkConfig, kernel_init: nnx.Initializer, rngs: nnx.Rngs
-) -> nnx.Module:
+) -> RecurrentMemory:
     """Return a new memory of `recurrent_size` units, see `RecurrentMemory`."""
     memory = memory_class(config.memory)
     return memory(in_features, config.recurrent_size, kernel_init=kernel_init, rngs=rngs)
 
 
-def check_memory(path: str, config: NetworkConfig, in_features: int) -> nnx.Module | None:
+def check_memory(path: str, config: NetworkConfig, in_features: int) -> RecurrentMemory | None:
     """Return the memory of a network as shapes and dtypes, None for a feed-forward network.
 
     Args:
@@ -240,7 +260,7 @@ def check_memory(path: str, config: NetworkConfig, in_features: int) -> nnx.Modu
         return None
     what = f"{path}.memory {config.memory!r}"
 
-    def build() -> nnx.Module:
+    def build() -> RecurrentMemory:
         rngs = nnx.Rngs(jax.random.key(0))
         memory = make_memory(in_features, config, nnx.initializers.zeros_init(), rngs)
         require_params(what, memory)
@@ -251,15 +271,15 @@ def check_memory(path: str, config: NetworkConfig, in_features: int) -> nnx.Modu
         for call, returned, wanted in _shapes_of_calls(memory, in_features, config.recurrent_size):
             if returned != wanted:
                 raise TypeError(f"{call} returns {returned}; must return {wanted}")
-    except Exception as error:  # of any kind: it is the user's code
+    except Exception as error:  # user code may raise any exception
         raise TypeError(str(error) if what in str(error) else f"{what}: {error}") from error
     return memory
 
 
 def _shapes_of_calls(
-    memory: nnx.Module, in_features: int, size: int
+    memory: RecurrentMemory, in_features: int, size: int
 ) -> Iterator[tuple[str, chex.ArrayTree, chex.ArrayTree]]:
-    """Yield (method and its arguments, returned, wanted) of the methods of a memory, pytrees of "dtype[shape]"."""
+    """Yield (call, returned, wanted) for the methods of a memory, pytrees of "dtype[shape]"."""
     graphdef, params = nnx.split(memory)
 
     def of(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -275,7 +295,9 @@ def _shapes_of_calls(
             raise TypeError(f"empty({shape}), which may not use parameters: {error}") from error
 
     def shapes(method: str, *inputs: chex.ArrayTree) -> chex.ArrayTree:
-        call = lambda params, *inputs: getattr(nnx.merge(graphdef, params), method)(*inputs)  # noqa: E731
+        def call(params: nnx.State, *inputs: chex.ArrayTree) -> chex.ArrayTree:
+            return getattr(nnx.merge(graphdef, params), method)(*inputs)
+
         return jax.eval_shape(call, params, *inputs)
 
     for axes in ((4,), (2, 3)):

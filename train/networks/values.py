@@ -17,10 +17,12 @@ class ValueNetwork(nnx.Module):
 
     Args:
         space: of one observation without its action mask, or of the global state.
-        config: sizes, activation and initializer; `recurrent_size` and `head_hidden_sizes` are not used.
+        config: sizes, activation and initializer; `recurrent_size` and `head_hidden_sizes` are
+            ignored.
         num_actions: numbers of a continuous action, a second input; 0: none.
-        num_values: values per input, [..., num_values], such as one per discrete action; None: one, [...].
-        kernel_init: initializer of the head; None: that of `config`.
+        num_values: values per input, [..., num_values], such as one per discrete action; None:
+            one, [...].
+        kernel_init: initializer of the head; None: the one in `config`.
         rngs: random streams of flax.
     """
 
