@@ -16,7 +16,7 @@ class MatchParams:
 
 @struct.dataclass
 class MatchState:
-    signal: jax.Array  # (3,) int32, 0 or 1: of the caller, and of the two answerers
+    signal: jax.Array  # (3,) int32, 0 or 1: the caller's, then both answerers'
     time: jax.Array  # () int32, steps since the start
 
 

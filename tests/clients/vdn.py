@@ -117,7 +117,7 @@ class VDN(Algorithm):
         share = options.batch_size // (num_blocks * num_shards())
         index = replay.draw(block_keys(key, num_blocks), (options.gradient_steps, share))
 
-        def total_value(params, obs, action=None):  # of these actions; None: of the best
+        def total_value(params, obs, action=None):  # None: the best actions
             total = 0.0
             for name, policy in team.policies.items():
                 values = self.values(policy, params[name], obs[name])

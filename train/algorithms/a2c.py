@@ -5,7 +5,7 @@ Source: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning" (201
 
 import jax
 
-from wdjax.train.algorithms.fit import Mean, Metrics, normalized_mean
+from wdjax.train.algorithms.fit import Mean, Terms, normalized_mean
 from wdjax.train.algorithms.on_policy import apply_transforms, update_normalizers
 from wdjax.train.learning import (
     Batch,
@@ -22,49 +22,57 @@ from wdjax.train.learning import (
     next_value,
 )
 from wdjax.train.state.rollout_metrics import rollout_metrics
+from wdjax.train.state.types import Metrics
 
 
 class A2C(OnPolicy):
-    """One gradient step per rollout: without a probability ratio, a second step would be off-policy."""
+    """One gradient step per rollout, since without a probability ratio a second is off-policy."""
 
     Options = OnPolicyOptions
     keeps_log_prob = False
 
     def loss(
         self, new: Evaluation, batch: Batch, options: OnPolicyOptions, mean: Mean
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[jax.Array, Terms]:
         """Return the loss and the means of its terms; arguments as for `PPO.loss`.
 
         loss = mean(-log pi(a) A) + c_v mean((V - R)^2) - c_e mean(entropy)
         """
         policy_loss, value_loss = -new.log_prob * batch.advantage, (new.value - batch.target) ** 2
-        terms = {
-            **normalized_mean(batch, options),
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-        }
-        means = mean({**terms, "entropy": new.entropy})
-        weighted_value_loss = options.value_coefficient * means["value_loss"]
-        return means["policy_loss"] + weighted_value_loss - options.entropy_coefficient * means[
-            "entropy"
-        ], means
+        terms = normalized_mean(batch, options.normalize_advantage)
+        terms |= {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": new.entropy}
+        means = mean(terms)
+        c_v, c_e = options.value_coefficient, options.entropy_coefficient
+        loss = means["policy_loss"] + c_v * means["value_loss"] - c_e * means["entropy"]  # type: ignore[operator]  # scalars
+        return loss, means
 
     def update(
-        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
+        self,
+        policy: Policy,
+        state: PolicyState,
+        memory: Memory,
+        hypers: Hypers,
+        rollout: Rollout,
+        key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, Metrics]:  # fmt: skip
-        """Estimate advantages, then take one gradient step on all transitions. Normalizers change last."""
+    ) -> tuple[PolicyState, Memory, Metrics]:
+        """Take one gradient step on all transitions. Normalizers change last."""
         options = policy.options(hypers)
         data = experience(policy, state, rollout, options.gamma, options.gae_lambda)
         data, running, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
-        advantage, target = self.advantages(
-            policy, state, data, next_value(policy, state, rollout, data)
-        )
+        following = next_value(policy, state, rollout, data)
+        advantage, target = self.advantages(policy, state, data, following)
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
-        batch = Batch.of(policy, rollout, data, advantage, target)
         state, losses = fit(
-            self.loss, policy, state, hypers, batch, key, num_blocks, evaluate=self.evaluate,
+            self.loss,
+            policy,
+            state,
+            hypers,
+            Batch.of(policy, rollout, data, advantage, target),
+            key,
+            num_blocks,
+            evaluate=self.evaluate,
             normalize_advantage=options.normalize_advantage,
-        )  # fmt: skip
+        )
         state, memory = update_normalizers(state, memory, data, running)
         return state, memory, metrics | losses

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from flax import nnx
 
 from wdjax.checks import require
 from wdjax.spaces import Box, Space
+from wdjax.train.algorithms.fit import Terms
 from wdjax.train.algorithms.noise import explore, uniform_actions
 from wdjax.train.learning import (
     Algorithm,
@@ -50,7 +51,15 @@ from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.deterministic import ActorActionValue, from_box, to_box
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
-from wdjax.train.state.types import ActingState, Carry, Fields, Metrics, Observation, Params
+from wdjax.train.state.types import (
+    ActingState,
+    Carry,
+    Fields,
+    Metrics,
+    Observation,
+    OptState,
+    Params,
+)
 
 COUNT = "at least 1 and below 2**31"
 ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
@@ -58,24 +67,29 @@ ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
 
 @dataclasses.dataclass(frozen=True)
 class DDPGOptions:
-    """Options of DDPG. For TD3 set twin_critics, policy_delay 2, target_noise 0.2 and gaussian noise."""
+    """Options of DDPG. TD3: twin_critics, policy_delay 2, target_noise 0.2 and gaussian noise."""
 
     gamma: float = traced(0.99, allowed="between 0 and 1")
     """Discount factor."""
     critic_learning_rate: Schedule = traced(1e-3)
     """Learning rate of the critics. The actor uses the policy's learning_rate."""
     tau: float = traced(0.005, allowed="above 0 and at most 1")
-    """Step size of the target networks' moving average, applied after each gradient step of the actor."""
+    """Step size of the target networks' moving average, applied after each gradient step of the
+    actor."""
     n_step: int = static(1, allowed=COUNT)
-    """Number of rewards summed before bootstrapping from the target critic. Sums continue across rollouts."""
+    """Number of rewards summed before bootstrapping from the target critic. Sums continue across
+    rollouts."""
     buffer_size: int = static(100_000, allowed=COUNT)
-    """Capacity of the replay buffer in transitions (one agent, one step). Must be a multiple of num_blocks."""
+    """Capacity of the replay buffer in transitions (one agent, one step). Must be a multiple of
+    num_blocks."""
     batch_size: int = static(256, allowed=COUNT)
     """Transitions per gradient step, the same number from each block of replicas."""
     warmup: int = static(1_000, allowed=COUNT)
-    """Transitions in the replay buffer before the first gradient step. Each block must hold its share."""
+    """Transitions in the replay buffer before the first gradient step. Each block must hold its
+    share."""
     uniform_warmup: bool = True
-    """Sample actions uniformly from the box during warmup. false: use the untrained actor with noise."""
+    """Sample actions uniformly from the box during warmup. false: use the untrained actor with
+    noise."""
     updates_per_rollout: int = static(64, allowed=COUNT)
     """Gradient steps after each rollout."""
     twin_critics: bool = static(False, read=True)
@@ -83,23 +97,24 @@ class DDPGOptions:
     policy_delay: int = static(1, allowed=COUNT)
     """Gradient steps of the critics per gradient step of the actor and the target networks."""
     target_noise: float = traced(0.0, allowed="finite and at least 0")
-    """Standard deviation of the normal noise on the target actor's actions, in half-widths of the box. 0: no noise."""
+    """Standard deviation of the normal noise on the target actor's actions, in half-widths of the
+    box. 0: no noise."""
     target_noise_clip: float = traced(0.5, allowed="finite and at least 0")
     """Clipping bound of target_noise, in half-widths of the box."""
     noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
-    """Exploration noise in training. ornstein_uhlenbeck: s <- (1 - damping) s + stddev N(0, 1), reset to 0 at the start
-    of each episode. gaussian: stddev N(0, 1)."""
+    """Exploration noise in training. ornstein_uhlenbeck: s <- (1 - damping) s + stddev N(0, 1),
+    reset to 0 at the start of each episode. gaussian: stddev N(0, 1)."""
     noise_scale: Schedule = traced(1.0)
     """Factor of the exploration noise."""
     noise_stddev: float = traced(0.2, allowed="finite and at least 0")
     """Standard deviation of the noise, in half-widths of the box."""
     noise_damping: float = traced(0.15, allowed="between 0 and 1")
-    """Damping of the Ornstein-Uhlenbeck process. Its stationary standard deviation is stddev / sqrt(1 - (1 -
-    damping)^2)."""
+    """Damping of the Ornstein-Uhlenbeck process. Its stationary standard deviation is
+    stddev / sqrt(1 - (1 - damping)^2)."""
 
 
 class DDPG(Algorithm):
-    """A deterministic actor that maximizes the value of a critic, both trained on replayed transitions."""
+    """A deterministic actor that maximizes the value of a critic, both with replayed data."""
 
     Options = DDPGOptions
 
@@ -107,11 +122,8 @@ class DDPG(Algorithm):
         config, path = run.policy(name), f"policies.{name}"
         options, network = config.options, config.network
         require_bounded_box(f"{path}.algorithm = 'DDPG'", assignment.action_space)
-        size, heads = network.recurrent_size, list(network.head_hidden_sizes)
-        allowed = "0: DDPG has no recurrent networks"
+        size, allowed = network.recurrent_size, "0: DDPG has no recurrent networks"
         require(size == 0, f"{path}.network.recurrent_size", size, allowed)
-        allowed = "[]: DDPG has no such layers"
-        require(not heads, f"{path}.network.head_hidden_sizes", heads, allowed)
         for field in ("buffer_size", "batch_size"):
             value, allowed = getattr(options, field), f"a multiple of num_blocks = {run.blocks}"
             require(value % run.blocks == 0, f"{path}.{field}", value, allowed)
@@ -147,17 +159,16 @@ class DDPG(Algorithm):
     def init_carry(self, policy: Policy, num_envs: int) -> jax.Array | None:
         if not policy.config.trainable or policy.config.options.noise != "ornstein_uhlenbeck":
             return None
-        num_actions = math.prod(policy.assignment.action_space.shape)
-        return jnp.zeros((num_envs, policy.assignment.num_agents, num_actions), jnp.float32)
+        shape = (num_envs, policy.assignment.num_agents, math.prod(box_of(policy).shape))
+        return jnp.zeros(shape, jnp.float32)
 
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         carry = self.init_carry(policy, run.num_envs)
         if not policy.config.trainable:
             return Memory(carry, None)
-        options, assignment = policy.config.options, policy.assignment
-        unit = Box(-1.0, 1.0, (math.prod(assignment.action_space.shape),))
-        step = Steps.shapes(assignment.observation_space, unit)
-        shape = (run.rollout_length, run.num_envs, assignment.num_agents)
+        options, unit = policy.config.options, Box(-1.0, 1.0, (math.prod(box_of(policy).shape),))
+        step = Steps.shapes(policy.assignment.observation_space, unit)
+        shape = (run.rollout_length, run.num_envs, policy.assignment.num_agents)
         replay = new_replay(
             step, options.buffer_size, options.n_step, shape=shape, num_blocks=run.blocks
         )
@@ -177,17 +188,18 @@ class DDPG(Algorithm):
         With `uniform_warmup`, actions are uniform until the first gradient step. A policy that is
         not trainable acts without noise.
         """
-        unit, options = actor_of(policy, state, obs), policy.config.options
+        unit, options = actor_of(policy, state, obs), policy.options(hypers)
         if policy.config.trainable:
             keys = jax.vmap(jax.random.split)(keys)
+            scale, stddev = options.noise_scale, options.noise_stddev
             noise, carry = explore(
-                options.noise, carry, keys[:, 0], unit.shape, policy.options(hypers)
+                options.noise, carry, keys[:, 0], unit.shape, scale, stddev, options.noise_damping
             )
             unit = jnp.clip(unit + noise, -1.0, 1.0)
             if options.uniform_warmup:
                 uniform = uniform_actions(keys[:, 1], unit.shape)
                 unit = jnp.where(state.gradient_steps == 0, uniform, unit)
-        return to_box(policy.assignment.action_space, unit), {}, carry
+        return to_box(box_of(policy), unit), {}, carry
 
     def play(
         self,
@@ -199,7 +211,7 @@ class DDPG(Algorithm):
         greedy: bool,
     ) -> tuple[jax.Array, Carry]:
         """Choose the actor's action without noise, whether greedy or not."""
-        return to_box(policy.assignment.action_space, actor_of(policy, state, obs)), carry
+        return to_box(box_of(policy), actor_of(policy, state, obs)), carry
 
     def end_of_step(
         self,
@@ -212,15 +224,21 @@ class DDPG(Algorithm):
         return {"next_obs": final_obs}
 
     def update(
-        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
+        self,
+        policy: Policy,
+        state: PolicyState,
+        memory: Memory,
+        hypers: Hypers,
+        rollout: Rollout,
+        key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, Metrics]:  # fmt: skip
-        """Store the rollout, then take gradient steps if the buffer is warm. Normalizers change last.
+    ) -> tuple[PolicyState, Memory, Metrics]:
+        """Store the rollout, then take gradient steps after `warmup`. Normalizers change last.
 
         Metrics of losses and gradients are means over the gradient steps, NaN without any.
         """
         options, rows = policy.config.options, rollout.rows[policy.name]
-        unit = from_box(policy.assignment.action_space, rows.action)
+        unit = from_box(box_of(policy), rows.action)
         steps = Steps.of(rows.replace(action=unit), rollout.over)
         replay = memory.replay.add(steps, hypers["gamma"])
         warm = smallest(jnp.min(replay.size)) * (num_blocks * num_shards()) >= options.warmup
@@ -243,22 +261,28 @@ class DDPG(Algorithm):
         after: PolicyState,
         metrics: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        delay = policy.config.options.policy_delay
-        took_steps = after.gradient_steps > before.gradient_steps
-        moved = after.gradient_steps // delay > before.gradient_steps // delay  # the actor
+        first, last = steps_taken(before), steps_taken(after)
+        delay, took_steps = policy.config.options.policy_delay, last > first
+        actor_moved = last // delay > first // delay
 
         def both(critic: str, actor: str) -> jax.Array:
-            return jnp.where(took_steps, metrics[critic], 0.0) + jnp.where(
-                moved, metrics[actor], 0.0
-            )
+            critic_value = jnp.where(took_steps, metrics[critic], 0.0)
+            return critic_value + jnp.where(actor_moved, metrics[actor], 0.0)
 
         return both("critic_loss", "actor_loss"), both("grad_norm_critic", "grad_norm_actor")
 
 
 def gradient_steps(
     policy: Policy, state: PolicyState, hypers: Hypers, replay: Replay, key: jax.Array
-) -> tuple[PolicyState, Metrics]:
-    """Take `updates_per_rollout` gradient steps on `batch_size` transitions each, drawn from the replay.
+) -> tuple[PolicyState, Terms]:
+    """Take `updates_per_rollout` gradient steps, each on `batch_size` transitions of the replay.
+
+    Args:
+        policy: static part of the policy.
+        state: its state.
+        hypers: hyperparameters at this point of the run.
+        replay: the replay buffer.
+        key: () key, equal on all devices.
 
     Returns:
         (state, metrics): means over the steps; for the actor over its own steps.
@@ -266,25 +290,25 @@ def gradient_steps(
     options = policy.config.options
     num_blocks, steps = replay.size.shape[0], options.updates_per_rollout
     share = options.batch_size // (num_blocks * num_shards())
-    num_actions = math.prod(policy.assignment.action_space.shape)
-    # all draws before the scan: inside, each would cost kernels in every step
+    num_actions = math.prod(box_of(policy).shape)
+    # all draws before the scan, since each costs kernels in every step inside
     keys = jax.vmap(jax.random.split)(block_keys(key, num_blocks))
     draw = functools.partial(jax.random.normal, dtype=jnp.float32)
     index = replay.draw(keys[:, 0], (steps, share))
     normal = jax.vmap(lambda key: draw(key, (steps, share, num_actions)), out_axes=1)(keys[:, 1])
     normal = normal.reshape(steps, -1, num_actions)  # [steps, num_blocks * share, A]
     step = lambda state, row: gradient_step(policy, state, hypers, replay.take(row[0]), row[1])  # noqa: E731
-    before = state.gradient_steps
+    before, delay = steps_taken(state), options.policy_delay
     state, metrics = jax.lax.scan(step, state, (index, normal))
-    moved = state.gradient_steps // options.policy_delay - before // options.policy_delay
+    moved = steps_taken(state) // delay - before // delay
     count = {name: moved if name in ACTOR_METRICS else steps for name in metrics}
     return state, {name: jnp.sum(values) / count[name] for name, values in metrics.items()}
 
 
 def gradient_step(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: ReplayBatch, normal: jax.Array
-) -> tuple[PolicyState, Metrics]:
-    """Take a step of the critics, and every `policy_delay` steps one of the actor and target networks.
+) -> tuple[PolicyState, Terms]:
+    """Take a step of the critics and, every `policy_delay` steps, of actor and target networks.
 
     Args:
         policy: static part of the policy.
@@ -294,22 +318,22 @@ def gradient_step(
         normal: [B, A] standard normal numbers, for target policy smoothing.
 
     Returns:
-        (state, metrics): those of the actor are 0 if it took no step.
+        (state, metrics): metrics of the actor are 0 if it took no step.
     """
     target = bellman_target(policy, state, hypers, batch, normal)
     (_, metrics), grads = jax.value_and_grad(critic_loss, argnums=2, has_aux=True)(
         policy, state, critics_of(state.params), batch, target
     )
     grads, metrics = average((grads, {**metrics, "target_mean": jnp.mean(target)}))
+    rate, optimizers = hypers["critic_learning_rate"], cast(dict[str, OptState], state.opt_state)
     critics, opt_state = descend(
-        policy.config, hypers, hypers["critic_learning_rate"], grads, state.opt_state["critic"],
-        critics_of(state.params),
-    )  # fmt: skip
+        policy.config, hypers, rate, grads, optimizers["critic"], critics_of(state.params)
+    )
     metrics["grad_norm_critic"] = optax.tree.norm(grads)
     state = state.replace(
         params={**state.params, **critics},
-        opt_state={**state.opt_state, "critic": opt_state},
-        gradient_steps=state.gradient_steps + 1,
+        opt_state={**optimizers, "critic": opt_state},
+        gradient_steps=steps_taken(state) + 1,
     )
     improve = functools.partial(actor_step, policy, hypers=hypers, batch=batch)
     skip = lambda state: (state, dict.fromkeys(ACTOR_METRICS, jnp.float32(0)))  # noqa: E731
@@ -317,7 +341,7 @@ def gradient_step(
     if delay == 1:
         state, actor_metrics = improve(state)
     else:
-        now = state.gradient_steps % delay == 0
+        now = steps_taken(state) % delay == 0
         state, actor_metrics = jax.lax.cond(now, improve, skip, state)
     return state, metrics | actor_metrics
 
@@ -325,12 +349,12 @@ def gradient_step(
 def bellman_target(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: ReplayBatch, normal: jax.Array
 ) -> jax.Array:
-    """Return the target y [B] by the target networks Q'_i and mu', a constant of the loss:
+    """Return the targets y of the critics, [B], by the target networks Q'_i and mu'.
 
-        y = reward + discount min_i Q'_i(next_obs, clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1))
+        action = clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1)
+        y      = reward + discount min_i Q'_i(next_obs, action)
 
-    Args:
-        policy, state, hypers, batch, normal: as for `gradient_step`.
+    The arguments are the same as for `gradient_step`.
     """
     target = nnx.merge(policy.graphdef, state.target_params)
     next_obs = policy.inputs(state, batch.next_obs)[0]
@@ -342,7 +366,7 @@ def bellman_target(
 
 def critic_loss(
     policy: Policy, state: PolicyState, critics: Params, batch: ReplayBatch, target: jax.Array
-) -> tuple[jax.Array, Metrics]:
+) -> tuple[jax.Array, Terms]:
     """Return (sum_i mean((Q_i(obs, action) - target)^2), metrics) of the batch on this device."""
     networks = nnx.merge(policy.graphdef, {**state.params, **critics})
     values = networks.values(policy.inputs(state, batch.obs)[0], batch.action)
@@ -359,17 +383,18 @@ def actor_loss(policy: Policy, state: PolicyState, actor: Params, batch: ReplayB
 
 def actor_step(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: ReplayBatch
-) -> tuple[PolicyState, Metrics]:
+) -> tuple[PolicyState, Terms]:
     """Take a step of the actor, then one of the target networks. Return (state, metrics)."""
-    actor = state.params["actor"]
+    actor, optimizers = state.params["actor"], cast(dict[str, OptState], state.opt_state)
     loss, grads = jax.value_and_grad(actor_loss, argnums=2)(policy, state, actor, batch)
     loss, grads = average((loss, grads))
-    rate, opt_state = hypers["learning_rate"], state.opt_state["actor"]
-    actor, opt_state = descend(policy.config, hypers, rate, grads, opt_state, actor)
+    actor, opt_state = descend(
+        policy.config, hypers, hypers["learning_rate"], grads, optimizers["actor"], actor
+    )
     params = {**state.params, "actor": actor}
     state = state.replace(
         params=params,
-        opt_state={**state.opt_state, "actor": opt_state},
+        opt_state={**optimizers, "actor": opt_state},
         target_params=soft_update(state.target_params, params, hypers["tau"]),
     )
     return state, {"actor_loss": loss, "grad_norm_actor": optax.tree.norm(grads)}
@@ -390,8 +415,18 @@ def critics_of(params: Params) -> Params:
     return {name: part for name, part in params.items() if name != "actor"}
 
 
+def steps_taken(state: PolicyState) -> jax.Array:
+    """Return the number of gradient steps of a trainable policy, () int32."""
+    return cast(jax.Array, state.gradient_steps)
+
+
+def box_of(policy: Policy) -> Box:
+    """Return the action space of a policy."""
+    return cast(Box, policy.assignment.action_space)
+
+
 def require_bounded_box(field: str, space: Space) -> None:
-    """Raise TypeError or ValueError unless an action space is a Box of floats with finite bounds."""
+    """Raise TypeError or ValueError unless a space is a Box of floats with finite bounds."""
     if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
         raise TypeError(
             f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO."

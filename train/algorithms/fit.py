@@ -1,7 +1,7 @@
-"""Minimize a loss over epochs of shuffled minibatches: shared by PPO, A2C and custom on-policy algorithms."""
+"""Minimize a loss over epochs of shuffled minibatches, for PPO, A2C and custom algorithms."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,32 +14,33 @@ from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import any_of
 from wdjax.train.devices.moments import normalize
 from wdjax.train.state import Hypers, Policy, PolicyState, Rollout
+from wdjax.train.state.types import Carry, Extra, Observation, OptState, Params
 
-Metrics = dict[str, jax.Array]
-Mean = Callable[[Metrics], Metrics]
-"""Averages the terms of a loss, {name: [B]}, over valid transitions. A loss must be linear in the result."""
+Terms: TypeAlias = dict[str, jax.Array]
+"""terms of a loss by name, [B] each, or their means, ()"""
+Mean: TypeAlias = Callable[[Terms], Terms]
+"""averages terms over the valid transitions; a loss must be linear in the result"""
 
 
-@struct.dataclass
-class Batch:
-    """Transitions that a loss is computed on, leaves [B, ...]; of a recurrent policy M sequences, [T, M, ...].
+class Batch(struct.PyTreeNode):
+    """The transitions of a loss, leaves [B, ...]; for recurrent policies M sequences [T, M, ...].
 
     All fields are constants of the loss.
     """
 
-    obs: Any  # observations, or whatever `evaluate` reads in their place
+    obs: Observation  # observations, or the inputs of `evaluate` in their place
     action: jax.Array  # as sampled
-    log_prob: (
-        jax.Array | None
-    )  # under the policy that acted; None if the algorithm does not keep it
+    # under the policy that acted; None if the algorithm does not keep it
+    log_prob: jax.Array | None
     value: jax.Array  # under the parameters that acted
     advantage: jax.Array
     target: jax.Array  # of the value
     valid: jax.Array  # bool, the transitions that count
-    extra: Any = None  # `Rows.own`, what the algorithm stored while acting; for `evaluate`
-    restart: jax.Array | None = None  # bool, an episode starts here; recurrent policies only
-    carry: Any = None  # [M, ...] before the first step; recurrent policies only
-    start: Any = None  # [M, ...] carry at the start of an episode, from a custom `init_carry`
+    extra: Extra = None  # `Rows.own`: data that the algorithm stored while acting, for `evaluate`
+    # recurrent policies only:
+    restart: jax.Array | None = None  # bool, an episode starts with this step
+    carry: Carry = None  # [M, ...] before the first step
+    start: Carry = None  # [M, ...] at the start of an episode, from a custom `init_carry`
 
     @classmethod
     def of(
@@ -56,7 +57,7 @@ class Batch:
             rows.obs,
             rows.action,
             rows.log_prob,
-            rows.value,
+            data.value,
             advantage,
             target,
             data.valid,
@@ -64,16 +65,15 @@ class Batch:
         )
         if not policy.is_recurrent:
             return batch
-        restart = jnp.concatenate(
-            [jnp.zeros_like(data.over[:1]), data.over[:-1]]
-        )  # the first step's reset is done
+        # at the first step the carry has been reset
+        restart = jnp.concatenate([jnp.zeros_like(data.over[:1]), data.over[:-1]])
         restart = jnp.broadcast_to(restart[..., None], data.valid.shape)
         custom = policy.algorithm.overridden("init_carry")
         start = policy.algorithm.init_carry(policy, data.over.shape[1]) if custom else None
         return batch.replace(restart=restart, carry=rollout.first_carry[policy.name], start=start)
 
     def flat(self) -> "Batch":
-        """Merge the leading axes [T, N, n] into [T * N * n]; of a recurrent policy into [T, N * n]."""
+        """Merge the axes [T, N, n] into [T * N * n]; for recurrent policies into [T, N * n]."""
         if self.carry is None:
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), self)
         carries = {"carry": self.carry, "start": self.start}
@@ -86,7 +86,7 @@ class Batch:
     def outputs(self, policy: Policy, state: PolicyState) -> tuple[jax.Array, jax.Array]:
         """Return (outputs [B, num_outputs], value [B]) of the policy's network on this batch.
 
-        Those of a recurrent policy are [T, M, ...], from `policy.unroll`. Call `flat` before.
+        For a recurrent policy they are [T, M, ...], from `policy.unroll`. Call `flat` before.
 
         Args:
             policy: static part of the policy.
@@ -94,40 +94,52 @@ class Batch:
         """
         if self.carry is None:
             return policy.apply(state, self.obs)[:2]
-        return policy.unroll(state, self.obs, self.carry, self.restart, self.start)
+        restart = cast(jax.Array, self.restart)
+        return policy.unroll(state, self.obs, self.carry, restart, self.start)
 
 
 def fit(
-    loss: Callable, policy: Policy, state: PolicyState, hypers: Hypers, batch: Batch, key: jax.Array, num_blocks: int,
-    *, evaluate: Callable | None = None, epochs: int = 1, minibatches: int = 1, normalize_advantage: bool = False,
+    loss: Callable,
+    policy: Policy,
+    state: PolicyState,
+    hypers: Hypers,
+    batch: Batch,
+    key: jax.Array,
+    num_blocks: int,
+    *,
+    evaluate: Callable | None = None,
+    epochs: int = 1,
+    minibatches: int = 1,
+    normalize_advantage: bool = False,
     target_kl: jax.Array | None = None,
-) -> tuple[PolicyState, Metrics]:  # fmt: skip
+) -> tuple[PolicyState, Terms]:
     """Take one optimizer step per minibatch, for several epochs.
 
-    A minibatch without a valid transition takes no step: momentum alone would move the parameters. Once `approx_kl`
-    exceeds `target_kl`, neither that step nor any later one is taken.
+    A minibatch without valid transitions takes no step, because momentum alone would change the
+    parameters. If `approx_kl` exceeds `target_kl`, neither this step nor any later one is taken.
 
     Args:
         loss: loss(new, batch, options, mean) -> (loss, metrics), as `PPO.loss`.
-        policy: static part of the policy whose engine, optimizer and options count.
-        state: state with the parameters to train and their optimizer; the policy's, or what a team shares.
+        policy: static part of the policy, with the engine, optimizer and options to use.
+        state: parameters to train and their optimizer, of the policy or shared by a team.
         hypers: hyperparameters of the policy at this point of the run.
-        batch: leaves [T, N, n, ...], N replicas in `num_blocks` blocks, which are shuffled separately.
+        batch: leaves [T, N, n, ...]: N replicas in `num_blocks` blocks, each shuffled separately.
         key: () key for the order of the transitions.
         num_blocks: blocks of replicas on this device.
-        evaluate: evaluate(policy, state, batch) -> Evaluation of a batch under the parameters of a state, by any
-            network. By default that of the policy's actor-critic. Only this one has kernels.
-        epochs, minibatches: passes over the batch, and steps per pass.
-        normalize_advantage: standardize the advantages of each minibatch over its valid transitions.
-        target_kl: (), or None: never stop early.
+        evaluate: evaluate(policy, state, batch) -> Evaluation of a batch by any network, under the
+            parameters of `state`. None: by the policy's actor-critic; only this has kernels.
+        epochs: passes over the batch.
+        minibatches: steps per pass.
+        normalize_advantage: standardize the advantages of each minibatch over valid transitions.
+        target_kl: () limit of `approx_kl`; None: no limit.
 
     Returns:
-        (state, metrics): means over the steps taken, NaN if there were none; `approx_kl` includes the step that
-        stopped the epochs.
+        (state, metrics): means over the steps taken, NaN without any; `approx_kl` includes the
+        step that exceeded `target_kl`.
     """
     engine, shape, batch = policy.engine, batch.valid.shape, batch.flat()
 
-    if epochs == minibatches == 1:  # one step on everything: nothing to shuffle
+    if epochs == minibatches == 1:  # one step on all transitions, whose order does not matter
         if normalize_advantage:
             batch = batch.replace(advantage=normalize(batch.advantage, batch.valid))
         any_valid, (grads, metrics) = (
@@ -139,21 +151,16 @@ def fit(
 
     if batch.carry is not None:
         shape = (1, *shape[1:])  # shuffle whole sequences
-    keys = jax.random.split(key, epochs)
-    index = jax.vmap(lambda key: shuffle(key, shape, num_blocks, minibatches, engine.permutation))(
-        keys
-    )
-    index = index.reshape(epochs * minibatches, -1)
+    order = lambda key: shuffle(key, shape, num_blocks, minibatches, engine.permutation)  # noqa: E731
+    index = jax.vmap(order)(jax.random.split(key, epochs)).reshape(epochs * minibatches, -1)
     advantage = normalized_advantages(batch, index) if normalize_advantage else None
 
     def step(state: PolicyState, stopped: jax.Array, minibatch: Batch) -> tuple:
         any_valid = any_of(minibatch.valid)
         grads, metrics = engine.gradient(loss, policy, state, hypers, minibatch, evaluate)
-        stop = (
-            stopped
-            if target_kl is None
-            else stopped | (metrics.get("approx_kl", -jnp.inf) > target_kl)
-        )
+        stop = stopped
+        if target_kl is not None:
+            stop |= metrics.get("approx_kl", -jnp.inf) > target_kl
         take = any_valid & ~stop
         state = engine.apply_if(take, apply_gradient(policy, hypers, grads), state)
         return state, stop, (metrics, any_valid & ~stopped, take)
@@ -162,17 +169,18 @@ def fit(
     return state, mean_over_steps(*steps)
 
 
-def normalized_mean(batch: Batch, options: Any) -> Metrics:
-    """Return the term whose mean shows that advantages are normalized, [B], for options that normalize them."""
-    return {"normalized_advantage_mean": batch.advantage} if options.normalize_advantage else {}
+def normalized_mean(batch: Batch, normalize_advantage: bool) -> Terms:
+    """Return the metric `normalized_advantage_mean` as a term, [B], or {} without normalization."""
+    return {"normalized_advantage_mean": batch.advantage} if normalize_advantage else {}
 
 
-def mean_over_steps(metrics: Metrics, evaluated: jax.Array, taken: jax.Array) -> Metrics:
-    """Return the means over the gradient steps taken, of `approx_kl` over those evaluated, and their number.
+def mean_over_steps(metrics: Terms, evaluated: jax.Array, taken: jax.Array) -> Terms:
+    """Return the means of metrics over gradient steps, and the number of steps taken.
 
     Args:
         metrics: [steps] each.
-        evaluated, taken: [steps] bool.
+        evaluated: [steps] bool, steps with a gradient, over which `approx_kl` is averaged.
+        taken: [steps] bool, steps that changed the parameters, for all other metrics.
     """
     counted = jnp.stack([evaluated if name == "approx_kl" else taken for name in metrics])
     sums = jnp.sum(jnp.where(counted, jnp.stack(list(metrics.values())), 0.0), axis=1)
@@ -184,34 +192,42 @@ def mean_over_steps(metrics: Metrics, evaluated: jax.Array, taken: jax.Array) ->
 
 def shuffle(
     key: jax.Array,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     num_blocks: int,
     minibatches: int,
     permutation: Callable,
 ) -> jax.Array:
-    """Return [minibatches, R / minibatches] indices into the R = T * N * n transitions of a rollout, each once.
+    """Return [minibatches, R / minibatches] int32: each index of R = T * N * n transitions once.
 
-    Each block of N / num_blocks replicas is permuted with its own key and contributes equally to each minibatch, so
-    the random numbers do not depend on the number of devices.
+    Each block of N / num_blocks replicas is permuted with its own key and contributes equally to
+    each minibatch, so that the random numbers do not depend on the number of devices.
+
+    Args:
+        key: () key, equal on all devices.
+        shape: (T, N, n) of the transitions.
+        num_blocks: blocks of replicas on this device.
+        minibatches: number of minibatches.
+        permutation: permutation(key, size) -> [size] int32.
     """
     steps, replicas, agents = shape
     width = replicas // num_blocks * agents  # transitions of a block in one step
-    keys = block_keys(key, num_blocks)
-    order = jax.vmap(lambda key: permutation(key, steps * width))(
-        keys
-    )  # [num_blocks, T * width], within the block
+    order = jax.vmap(lambda key: permutation(key, steps * width))(block_keys(key, num_blocks))
     time, place = order // width, order % width
     index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
     return jnp.swapaxes(index.reshape(num_blocks, minibatches, -1), 0, 1).reshape(minibatches, -1)
 
 
 def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
-    """Return the advantages of each minibatch, standardized over its valid transitions: [minibatches, r] or [., T, r].
+    """Return the advantages of each minibatch, standardized over its valid transitions.
 
-    All minibatches at once, before the gradient steps: the sums then run side by side.
+    All minibatches are computed in parallel, before the gradient steps.
 
     Args:
-        index: [minibatches, r] int32, the transitions (of a recurrent policy: the sequences) of each minibatch.
+        batch: leaves [B, ...], or sequences [T, M, ...].
+        index: [minibatches, r] int32, the transitions or sequences of each minibatch.
+
+    Returns:
+        [minibatches, r], or [minibatches, T, r].
     """
     take = lambda leaf, index: jnp.take(leaf, index, axis=-1, mode="clip")  # noqa: E731
     return jax.vmap(
@@ -222,9 +238,9 @@ def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:
 def make_optimizer(
     config: PolicyConfig, max_grad_norm: jax.Array | float
 ) -> optax.GradientTransformation:
-    """Return the optimizer of a policy: global-norm clipping, and its scaling without the learning rate.
+    """Return the optimizer of a policy, without the learning rate, after clipping by global norm.
 
-    The learning rate is traced: subtract it times the updates, as `descend` does.
+    The learning rate is traced. Subtract the updates times the learning rate, as `descend` does.
 
     Args:
         config: configuration of the policy.
@@ -242,16 +258,16 @@ def descend(
     config: PolicyConfig,
     hypers: Hypers,
     learning_rate: jax.Array,
-    grads: Any,
-    opt_state: Any,
-    params: Any,
-) -> tuple[Any, Any]:
-    """Take one step of the optimizer of a policy, params - learning_rate * update(grads).
+    grads: Params,
+    opt_state: OptState,
+    params: Params,
+) -> tuple[Params, OptState]:
+    """Take one step of the optimizer of a policy: params - learning_rate * update(grads).
 
     Args:
         config: configuration of the policy.
         hypers: hyperparameters at this point of the run; max_grad_norm is read.
-        learning_rate: ().
+        learning_rate: () learning rate.
         grads: gradient, structured like params.
         opt_state: state of the optimizer (`make_optimizer`).
         params: parameters.
@@ -259,18 +275,22 @@ def descend(
     Returns:
         (params, opt_state).
     """
-    updates, opt_state = make_optimizer(config, hypers["max_grad_norm"]).update(
-        grads, opt_state, params
-    )
-    return jax.tree.map(
-        lambda param, update: param - learning_rate * update, params, updates
-    ), opt_state
+    optimizer = make_optimizer(config, hypers["max_grad_norm"])
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    step = lambda param, update: param - learning_rate * update  # noqa: E731
+    return jax.tree.map(step, params, updates), opt_state
 
 
 def apply_gradient(
-    policy: Policy, hypers: Hypers, grads: Any
+    policy: Policy, hypers: Hypers, grads: Params
 ) -> Callable[[PolicyState], PolicyState]:
-    """Return the function that takes one optimizer step: clip, precondition, subtract."""
+    """Return a function that takes one optimizer step.
+
+    Args:
+        policy: static part of the policy.
+        hypers: hyperparameters at this point of the run.
+        grads: gradient, structured like the parameters.
+    """
 
     def step(state: PolicyState) -> PolicyState:
         rate = hypers["learning_rate"]

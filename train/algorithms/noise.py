@@ -1,7 +1,7 @@
 """Exploration noise of deterministic policies, in half-widths of the action's box."""
 
 import functools
-from typing import Protocol
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,9 @@ import jax.numpy as jnp
 from wdjax.train.devices.blocks import draw_blocks
 
 
-class NoiseOptions(Protocol):
-    """The options of exploration noise, traced fields as scalars."""
-
-    noise_scale: jax.Array
-    noise_stddev: jax.Array
-    noise_damping: jax.Array
-
-
-def ornstein_uhlenbeck(before: jax.Array, normal: jax.Array, options: NoiseOptions) -> jax.Array:
+def ornstein_uhlenbeck(
+    before: jax.Array, normal: jax.Array, stddev: jax.Array, damping: jax.Array
+) -> jax.Array:
     """Return the next state of the process s' = (1 - damping) s + stddev N(0, 1), of any shape.
 
     Its stationary standard deviation is stddev / sqrt(1 - (1 - damping)^2). The correlation of two
@@ -25,7 +19,7 @@ def ornstein_uhlenbeck(before: jax.Array, normal: jax.Array, options: NoiseOptio
 
     Source: Uhlenbeck, Ornstein, "On the Theory of the Brownian Motion" (1930), in discrete time.
     """
-    return (1.0 - options.noise_damping) * before + options.noise_stddev * normal
+    return (1.0 - damping) * before + stddev * normal
 
 
 def explore(
@@ -33,7 +27,9 @@ def explore(
     state: jax.Array | None,
     keys: jax.Array,
     shape: tuple[int, ...],
-    options: NoiseOptions,
+    scale: jax.Array,
+    stddev: jax.Array,
+    damping: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Draw the noise of one step.
 
@@ -42,7 +38,9 @@ def explore(
         state: [N, n, A] state of the Ornstein-Uhlenbeck process, or None.
         keys: [num_blocks], one per block of replicas.
         shape: (N, n, A).
-        options: options of DDPG, traced fields as scalars.
+        scale: () factor of the noise.
+        stddev: () standard deviation.
+        damping: () damping of the Ornstein-Uhlenbeck process.
 
     Returns:
         (noise [N, n, A], state).
@@ -51,9 +49,9 @@ def explore(
         return jnp.zeros(shape, jnp.float32), None
     normal = draw_blocks(functools.partial(jax.random.normal, dtype=jnp.float32), keys, shape)
     if kind == "gaussian":
-        return options.noise_scale * options.noise_stddev * normal, None
-    state = ornstein_uhlenbeck(state, normal, options)
-    return options.noise_scale * state, state
+        return scale * stddev * normal, None
+    state = ornstein_uhlenbeck(cast(jax.Array, state), normal, stddev, damping)
+    return scale * state, state
 
 
 def uniform_actions(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -1,8 +1,8 @@
-"""What PPO and A2C share: an actor-critic network, how it acts, and options of the data that they learn from."""
+"""Common parts of PPO and A2C: an actor-critic network, acting, options and transforms."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +44,17 @@ from wdjax.train.networks.encoders import MASK
 from wdjax.train.state.engine import evaluate_actions
 from wdjax.train.state.normalization import (
     Normalizer,
+    RunningStatistics,
     new_normalizer,
     reward_factor,
     update_observation_statistics,
 )
+from wdjax.train.state.types import ActingState, Carry, Fields, Metrics, Observation, Params
 
 
 @dataclasses.dataclass(frozen=True)
 class OnPolicyOptions:
-    """Options that PPO and A2C share. Traced fields can be swept without recompiling; a `Schedule` may change."""
+    """Options of PPO and A2C. Traced fields can be swept without recompiling."""
 
     gamma: float = traced(0.99, allowed="between 0 and 1")
     """Discount factor."""
@@ -63,33 +65,35 @@ class OnPolicyOptions:
     entropy_coefficient: Schedule = traced(0.01)
     """Weight of the entropy bonus."""
     normalize_advantage: bool = static(False)
-    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1 over its valid transitions."""
+    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1 over its valid
+    transitions."""
     normalize_reward: bool = static(False)
-    """Divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]."""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them to
+    [-10, 10]."""
     decisions_only: bool = static(False)
-    """Learn only from transitions in which the action mask allows more than one action. Rewards are summed between
-    these decisions, and gamma discounts per decision, not per step. Choose rollout_length so that rollouts end at a
-    decision: the value function is learned only there."""
+    """Learn only from transitions in which the action mask allows more than one action. Rewards are
+    summed between these decisions, and gamma discounts per decision, not per step. Choose
+    rollout_length so that rollouts end at a decision: the value function is learned only there."""
     neg_pos_env_ratio: float = static(-1.0, allowed="finite (below 0: use all replicas)")
-    """For sparse rewards: learn from all replicas in which an agent terminated (positive), and from at most this many
-    randomly chosen other (negative) replicas per positive one. Without a positive replica, all replicas are used. Below
-    0: disabled."""
+    """For sparse rewards: learn from all replicas in which an agent terminated (positive), and from
+    at most this many randomly chosen other (negative) replicas per positive one. Without a positive
+    replica, all replicas are used. Below 0: disabled."""
     action_distribution: Literal["gaussian", "squashed_gaussian"] = static("gaussian", read=True)
-    """Distribution of continuous actions: a normal distribution clipped to the box, or one squashed into the box by
-    tanh."""
+    """Distribution of continuous actions: a normal distribution clipped to the box, or one squashed
+    into the box by tanh."""
 
 
 class OnPolicy(Algorithm):
     """Base class of on-policy algorithms with an actor-critic network.
 
-    A subclass implements `loss` and `update`, and may override `advantages`. Most custom algorithms are subclasses of
-    `PPO` or `A2C` instead, with another `loss` (see `PPO.loss`).
+    A subclass implements `loss` and `update`, and may override `advantages`. Most custom algorithms
+    are subclasses of `PPO` or `A2C` instead, with another `loss` (see `PPO.loss`).
     """
 
     Options = OnPolicyOptions
     has_kernels: ClassVar[bool] = True
     keeps_log_prob: ClassVar[bool] = True
-    """whether transitions store log pi(a) of the policy that acted"""
+    """whether transitions contain log pi(a) of the policy that acted"""
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config = run.policy(name)
@@ -98,15 +102,10 @@ class OnPolicy(Algorithm):
         except (TypeError, ValueError) as error:
             raise type(error)(f"policies.{name}: {error}") from None
         has_mask = MASK in getattr(assignment.observation_space, "spaces", ())
-        words = (
-            f"false, as the observations of group {assignment.segments[0].group!r} have no {MASK}"
-        )
-        require(
-            has_mask or not config.options.decisions_only,
-            f"policies.{name}.decisions_only",
-            True,
-            words,
-        )
+        group, decisions = assignment.segments[0].group, config.options.decisions_only
+        allowed = f"false, as the observations of group {group!r} have no {MASK}"
+        is_valid = has_mask or not decisions
+        require(is_valid, f"policies.{name}.decisions_only", decisions, allowed)
 
     def check_network(self, policy: Policy, network: nnx.Module) -> None:
         path, kind = f"policies.{policy.name}.algorithm", type(network).__name__
@@ -125,22 +124,18 @@ class OnPolicy(Algorithm):
     def make_network(
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
     ) -> nnx.Module:
+        space = without_mask(assignment.observation_space)
         distribution = self.make_distribution(config, assignment)
-        return ActorCritic(
-            without_mask(assignment.observation_space), distribution, config.network, rngs=rngs
-        )
+        return ActorCritic(space, distribution, config.network, rngs=rngs)
 
-    def init(self, policy: Policy, params: Any) -> PolicyState:
+    def init(self, policy: Policy, params: Params) -> PolicyState:
         config, space = policy.config, policy.assignment.observation_space
-        normalizer = new_normalizer(
-            config.normalize_observation, config.options.normalize_reward, space
-        )
-        opt_state = (
-            make_optimizer(config, config.max_grad_norm).init(params) if config.trainable else None
-        )
-        return PolicyState(params, opt_state, normalizer)
+        rewards = config.options.normalize_reward
+        normalizer = new_normalizer(config.normalize_observation, rewards, space)
+        optimizer = make_optimizer(config, config.max_grad_norm)
+        return PolicyState(params, optimizer.init(params) if config.trainable else None, normalizer)
 
-    def init_carry(self, policy: Policy, num_envs: int) -> Any:
+    def init_carry(self, policy: Policy, num_envs: int) -> Carry:
         shape = (num_envs, policy.assignment.num_agents)
         return empty_carry(policy.memory, policy.config.network, shape)
 
@@ -149,48 +144,67 @@ class OnPolicy(Algorithm):
         running = jnp.zeros(shape, jnp.float32) if policy.config.options.normalize_reward else None
         return Memory(self.init_carry(policy, run.num_envs), running)
 
-    def before_rollout(self, policy: Policy, state: PolicyState) -> Any:
+    def before_rollout(self, policy: Policy, state: PolicyState) -> ActingState:
         return policy.engine.prepare(policy, state)
 
     def act(
-        self, policy: Policy, state: Any, carry: Any, obs: Any, keys: jax.Array, hypers: Hypers
-    ) -> tuple[jax.Array, dict[str, Any], Any]:
+        self,
+        policy: Policy,
+        state: ActingState,
+        carry: Carry,
+        obs: Observation,
+        keys: jax.Array,
+        hypers: Hypers,
+    ) -> tuple[jax.Array, Fields, Carry]:
         return policy.engine.act(policy, state, carry, obs, keys)
 
     def play(
         self,
         policy: Policy,
         state: PolicyState,
-        carry: Any,
-        obs: Any,
+        carry: Carry,
+        obs: Observation,
         keys: jax.Array,
         greedy: bool,
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[jax.Array, Carry]:
         outputs, _, carry = policy.apply(state, obs, carry)
         if greedy:
             return policy.distribution.mode(outputs), carry
         return sample_blocks(policy.distribution, keys, outputs), carry
 
-    def describe(self, policy: Policy, state: PolicyState, carry: Any, obs: Any) -> dict[str, Any]:
+    def describe(
+        self, policy: Policy, state: PolicyState, carry: Carry, obs: Observation
+    ) -> Fields:
         outputs, value, _ = policy.apply(state, obs, carry)
         return {**policy.distribution.describe(outputs), "value": value}
 
     def end_of_step(
         self,
         policy: Policy,
-        state: PolicyState,
-        carry: Any,
-        final_obs: Any,
+        state: ActingState,
+        carry: Carry,
+        final_obs: Observation,
         truncated: jax.Array | None,
-    ) -> dict[str, Any]:
+    ) -> Fields:
         if truncated is None:
             return {}
         if carry is None:
             return {"next_obs": final_obs}  # evaluated after the rollout, for all steps at once
         return {"final_value": final_value(policy, state, carry, final_obs, truncated)}
 
-    def value(self, policy: Policy, state: PolicyState, obs: Any, carry: Any) -> jax.Array:
-        """Return V(obs), [...], for observations with leading axes [...]: where a rollout or an episode is cut off."""
+    def value(
+        self, policy: Policy, state: PolicyState, obs: Observation, carry: Carry
+    ) -> jax.Array:
+        """Return V(obs), [...], for observations with leading axes [...].
+
+        It bootstraps returns at the end of a rollout and at truncations.
+
+        Args:
+            policy: static part of the policy.
+            state: its state.
+            obs: leaves [..., *part].
+            carry: carry of a recurrent policy before this observation.
+        """
         return policy.apply(state, obs, carry)[1]
 
     def evaluate(self, policy: Policy, state: PolicyState, batch: Batch) -> Evaluation:
@@ -209,19 +223,26 @@ class OnPolicy(Algorithm):
     def advantages(
         self, policy: Policy, state: PolicyState, data: Experience, next_value: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Return (advantages, value targets), [T, N, n] each; by default generalized advantage estimation (`gae`).
+        """Return (advantages, value targets), [T, N, n] each, by `gae` unless overridden.
 
         Args:
             policy: static part of the policy.
             state: state of the policy before the update.
-            data: the rollout after the transforms, leaves [T, N, n, ...]; with `decisions_only`, gamma and gae_lambda
-                are [T, N, n].
-            next_value: [T, N, n] V of the observation after each transition, the final one where the episode ended.
+            data: the rollout after the transforms, leaves [T, N, n, ...]; with `decisions_only`,
+                gamma and gae_lambda are [T, N, n].
+            next_value: [T, N, n] V of the observation after each transition, the final one of an
+                episode.
         """
         return gae(
-            data.reward, data.rows.value, next_value, data.rows.terminated, data.ends, data.gamma, data.gae_lambda,
+            data.reward,
+            data.value,
+            next_value,
+            data.rows.terminated,
+            data.ends,
+            data.gamma,
+            data.gae_lambda,
             scan=policy.engine.scan,
-        )  # fmt: skip
+        )
 
     def losses(
         self,
@@ -235,10 +256,11 @@ class OnPolicy(Algorithm):
         steps = next((metrics[name] for name in counts if name in metrics), None)
         if steps is None:
             return losses
-        return tuple(jnp.where(steps > 0, values, 0.0) for values in losses)
+        loss, grad_norm = (jnp.where(steps > 0, values, 0.0) for values in losses)
+        return loss, grad_norm
 
     @property
-    def takes_uniform(self) -> bool:
+    def takes_uniform(self) -> bool:  # type: ignore[override]  # depends on the subclass
         return not self.overridden("act")
 
     def overridden(self, *names: str) -> str | None:
@@ -253,13 +275,28 @@ def apply_transforms(
     data: Experience,
     key: jax.Array,
     num_blocks: int,
-) -> tuple[Experience, RewardScale | None, jax.Array, dict[str, jax.Array]]:
-    """Apply a policy's transforms. Return (data, new state of `scale_reward`, key for the rest, metrics)."""
-    options, scale, metrics = policy.config.options, None, {}
+) -> tuple[Experience, RewardScale | None, jax.Array, Metrics]:
+    """Apply the transforms of a policy.
+
+    Args:
+        policy: static part of the policy.
+        state: its state before the update.
+        memory: its memory before the update.
+        data: its transitions, from `experience`.
+        key: () key for this update.
+        num_blocks: blocks of replicas on this device.
+
+    Returns:
+        (data, new state of `scale_reward` or None, key for the rest of the update, metrics).
+    """
+    options, scale = policy.config.options, None
+    metrics: Metrics = {}
     if options.decisions_only:
         data, metrics["undecided_ends"] = decision_steps(policy, data)
     if options.normalize_reward:
-        scale = RewardScale(state.normalizer.reward, memory.discounted_return)
+        # both exist with normalize_reward
+        statistics = cast(RunningStatistics, cast(Normalizer, state.normalizer).reward)
+        scale = RewardScale(statistics, cast(jax.Array, memory.discounted_return))
         metrics["reward_scale"] = 1.0 / reward_factor(scale.statistics)
         data, scale = scale_reward(scale, data)
     if options.neg_pos_env_ratio >= 0:
@@ -272,7 +309,17 @@ def apply_transforms(
 def update_normalizers(
     state: PolicyState, memory: Memory, data: Experience, scale: RewardScale | None
 ) -> tuple[PolicyState, Memory]:
-    """Return state and memory with the statistics of this rollout's observations and rewards, for the next rollout."""
+    """Add the observations and rewards of a rollout to the normalizers.
+
+    Args:
+        state: state of the policy.
+        memory: its memory.
+        data: its transitions, after the transforms.
+        scale: state of `scale_reward` from `apply_transforms`.
+
+    Returns:
+        (state, memory).
+    """
     if state.normalizer is None:
         return state, memory
     seen = update_observation_statistics(state.normalizer.obs, data.rows.obs, data.rows.learned)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.train.algorithms.fit import Mean, Metrics, normalized_mean
+from wdjax.train.algorithms.fit import Mean, Terms, normalized_mean
 from wdjax.train.algorithms.on_policy import apply_transforms, update_normalizers
 from wdjax.train.learning import (
     Assignment,
@@ -32,6 +32,7 @@ from wdjax.train.learning import (
     traced,
 )
 from wdjax.train.state.rollout_metrics import rollout_metrics
+from wdjax.train.state.types import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,14 @@ class PPOOptions(OnPolicyOptions):
     value_clip: float = traced(math.inf, allowed="above 0")
     """Clipping range of the value around its old prediction. .inf: no clipping."""
     target_kl: float = traced(math.inf, allowed="above 0")
-    """Stop the gradient steps of an update once approx_kl of a minibatch exceeds this value. .inf: never."""
+    """Stop the gradient steps of an update once approx_kl of a minibatch exceeds this value. .inf:
+    never."""
     epochs: int = static(1, allowed="at least 1 and below 2**31")
     """Passes over a rollout per update."""
     minibatches: int = static(1, allowed="at least 1 and below 2**31")
-    """Gradient steps per epoch. Must divide the transitions of a block, rollout_length x num_envs / num_blocks x
-    agents. For recurrent networks it must divide the sequences instead (the same product without rollout_length)."""
+    """Gradient steps per epoch. Must divide the transitions of a block, rollout_length x num_envs /
+    num_blocks x agents. For recurrent networks it must divide the sequences instead (the same
+    product without rollout_length)."""
 
 
 class PPO(OnPolicy):
@@ -69,44 +72,56 @@ class PPO(OnPolicy):
 
     def loss(
         self, new: Evaluation, batch: Batch, options: PPOOptions, mean: Mean
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[jax.Array, Terms]:
         """Return the loss and the means of its terms.
 
             loss = mean(policy_loss) + c_v mean(value_loss) - c_e mean(entropy)
 
         Args:
-            new: log-probabilities, entropies and values under the parameters being trained, [B] each.
+            new: log-probabilities, entropies and values under the parameters being trained, [B].
             batch: the transitions, leaves [B, ...].
             options: traced fields are scalars.
-            mean: averages terms, {name: [B]}, over the valid transitions of all devices. The loss must be linear in its
-                result.
+            mean: averages terms, {name: [B]}, over the valid transitions of all devices. The loss
+                must be linear in its result.
         """
         terms = policy_terms(new.log_prob, batch, options)
-        means = mean(
-            {**terms, "value_loss": value_error(new.value, batch, options), "entropy": new.entropy}
-        )
-        weighted_value_loss = options.value_coefficient * means["value_loss"]
-        return means["policy_loss"] + weighted_value_loss - options.entropy_coefficient * means[
-            "entropy"
-        ], means
+        value_loss = value_error(new.value, batch, options)
+        means = mean({**terms, "value_loss": value_loss, "entropy": new.entropy})
+        c_v, c_e = options.value_coefficient, options.entropy_coefficient
+        loss = means["policy_loss"] + c_v * means["value_loss"] - c_e * means["entropy"]  # type: ignore[operator]  # scalars
+        return loss, means
 
     def update(
-        self, policy: Policy, state: PolicyState, memory: Memory, hypers: Hypers, rollout: Rollout, key: jax.Array,
+        self,
+        policy: Policy,
+        state: PolicyState,
+        memory: Memory,
+        hypers: Hypers,
+        rollout: Rollout,
+        key: jax.Array,
         num_blocks: int,
-    ) -> tuple[PolicyState, Memory, Metrics]:  # fmt: skip
-        """Estimate advantages, then take epochs x minibatches gradient steps. Normalizers change last."""
+    ) -> tuple[PolicyState, Memory, Metrics]:
+        """Take epochs x minibatches gradient steps. Normalizers change last."""
         options = policy.options(hypers)
         data = experience(policy, state, rollout, options.gamma, options.gae_lambda)
         data, running, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
-        advantage, target = self.advantages(
-            policy, state, data, next_value(policy, state, rollout, data)
-        )
+        following = next_value(policy, state, rollout, data)
+        advantage, target = self.advantages(policy, state, data, following)
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
         state, losses = fit(
-            self.loss, policy, state, hypers, Batch.of(policy, rollout, data, advantage, target), key, num_blocks,
-            evaluate=self.evaluate, epochs=options.epochs, minibatches=options.minibatches,
-            target_kl=options.target_kl, normalize_advantage=options.normalize_advantage,
-        )  # fmt: skip
+            self.loss,
+            policy,
+            state,
+            hypers,
+            Batch.of(policy, rollout, data, advantage, target),
+            key,
+            num_blocks,
+            evaluate=self.evaluate,
+            epochs=options.epochs,
+            minibatches=options.minibatches,
+            normalize_advantage=options.normalize_advantage,
+            target_kl=options.target_kl,
+        )
         state, memory = update_normalizers(state, memory, data, running)
         return state, memory, metrics | losses
 
@@ -123,19 +138,17 @@ def require_minibatches(
         is_recurrent: minibatches consist of whole sequences.
     """
     replicas, agents = run.num_envs // run.blocks, assignment.num_agents
-    factors, rows = f"num_envs / num_blocks {replicas} x agents {agents}", replicas * agents
-    what = f"the number of sequences per block ({factors})"
+    size, unit = replicas * agents, "sequences"
+    factors = f"num_envs / num_blocks {replicas} x agents {agents}"
     if not is_recurrent:
-        rows *= run.rollout_length
-        what = (
-            f"the number of transitions per block (rollout_length {run.rollout_length} x {factors})"
-        )
+        size, unit = size * run.rollout_length, "transitions"
+        factors = f"rollout_length {run.rollout_length} x {factors}"
     minibatches = run.policy(name).options.minibatches
-    allowed = f"a divisor of {rows}, {what}"
-    require(rows % minibatches == 0, f"policies.{name}.minibatches", minibatches, allowed)
+    allowed = f"a divisor of {size}, the number of {unit} per block ({factors})"
+    require(size % minibatches == 0, f"policies.{name}.minibatches", minibatches, allowed)
 
 
-def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metrics:
+def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Terms:
     """Return PPO's policy loss and its metrics, [B] each.
 
         policy_loss = -min(ratio A, clip(ratio, 1 - eps, 1 + eps) A),    ratio = pi(a) / pi_old(a)
@@ -145,13 +158,13 @@ def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metr
         batch: the transitions, leaves [B, ...].
         options: traced fields are scalars.
 
-    Source: Schulman et al. (2017), eq. 7; approx_kl is the k3 estimator of Schulman (joschu.net, 2020).
+    Source: Schulman et al. (2017), eq. 7; approx_kl is the k3 estimator of Schulman (joschu.net,
+    2020).
     """
-    log_ratio = jnp.where(
-        batch.valid, log_prob - batch.log_prob, 0.0
-    )  # that of an invalid one may overflow
+    difference = log_prob - batch.log_prob  # type: ignore[operator]  # PPO keeps log_prob
+    log_ratio = jnp.where(batch.valid, difference, 0.0)  # invalid transitions may overflow
     ratio = jnp.exp(log_ratio)
-    # The same as min and clip, whose derivatives split ties and take more operations.
+    # equals min and clip, whose derivatives split ties and take more operations
     gains = batch.advantage > 0.0
     limit = jnp.where(gains, 1.0 + options.clip, 1.0 - options.clip)
     clipped = jnp.where(gains, ratio > limit, ratio < limit)
@@ -160,7 +173,8 @@ def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Metr
         "approx_kl": ratio - 1.0 - log_ratio,
         "clip_fraction": (jnp.abs(ratio - 1.0) > options.clip).astype(jnp.float32),
     }
-    return terms | normalized_mean(batch, options) | {"policy_loss": policy_loss}
+    normalized = normalized_mean(batch, options.normalize_advantage)
+    return terms | normalized | {"policy_loss": policy_loss}
 
 
 def value_error(value: jax.Array, batch: Batch, options: PPOOptions) -> jax.Array:
@@ -171,7 +185,6 @@ def value_error(value: jax.Array, batch: Batch, options: PPOOptions) -> jax.Arra
         batch: the transitions, leaves [B, ...].
         options: traced fields are scalars.
     """
-    clipped_value = batch.value + jnp.clip(
-        value - batch.value, -options.value_clip, options.value_clip
-    )
+    limit = options.value_clip
+    clipped_value = batch.value + jnp.clip(value - batch.value, -limit, limit)
     return jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)

@@ -1,11 +1,11 @@
 """A replay buffer of n-step transitions: one ring per block of replicas.
 
-Not flashbax (0.1.3, of March 2025): the `add` of its buffers writes every transition, but only the
-device knows how many transitions of a rollout are valid, and its flat buffer pairs neighbouring
-steps, while n-step targets span rollouts.
+This is not a buffer of flashbax 0.1.3 (March 2025): its `add` writes every transition, while the
+number of valid transitions of a rollout is an array on the device; and its flat buffer pairs
+neighbouring steps, while n-step targets span rollouts.
 """
 
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import chex
 import jax
@@ -21,8 +21,7 @@ from wdjax.vector import select
 Unit = Literal["agent", "team", "sequence"]
 
 
-@struct.dataclass
-class Steps:
+class Steps(struct.PyTreeNode):
     """Consecutive steps, leaves [T, N, n, ...]; in a replay with unit "team" [T, N, ...]."""
 
     obs: Observation  # that the action was chosen on, in any structure
@@ -55,12 +54,13 @@ class Steps:
             action_space: space of `action`.
         """
         obs, action = sample_shapes(observation_space), sample_shapes(action_space)
-        number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
+        number, flag = (
+            cast(jax.Array, jax.ShapeDtypeStruct((), dtype)) for dtype in (jnp.float32, bool)
+        )
         return cls(obs, action, number, obs, terminated=flag, over=flag, live=flag)
 
 
-@struct.dataclass
-class ReplayBatch:
+class ReplayBatch(struct.PyTreeNode):
     """N-step transitions, leaves [B, ...]; sequences [B, length, ...].
 
     The target of Q(obs, action) is reward + discount * Q(next_obs, ...).
@@ -75,8 +75,7 @@ class ReplayBatch:
     valid: jax.Array | None = None
 
 
-@struct.dataclass
-class Ring:
+class Ring(struct.PyTreeNode):
     """The newest `capacity` rows of every block, and space for the rows of one rollout.
 
     New rows overwrite only rows that no longer count. The former `place`, `position` and `size`
@@ -91,8 +90,7 @@ class Ring:
     capacity: int = struct.field(pytree_node=False)
 
 
-@struct.dataclass
-class Replay:
+class Replay(struct.PyTreeNode):
     """A replay buffer: its ring, and the latest steps, whose n-step sums are not complete yet."""
 
     ring: Ring  # the stored transitions
@@ -223,25 +221,23 @@ def new_replay(
         ValueError: if one of the numbers is out of range, or capacity is not a multiple of
             num_blocks.
     """
-    steps, num_envs, num_agents = shape
-    require(unit in Unit.__args__, "unit", unit, f"one of {', '.join(Unit.__args__)}")
+    steps, num_envs, num_agents = shape if unit != "team" else (*shape[:2], 1)
+    units = get_args(Unit)
+    require(unit in units, "unit", unit, f"one of {', '.join(units)}")
     require(n_step >= 1, "n_step", n_step, "at least 1")
     allowed = "at least 2 for sequences" if unit == "sequence" else f"1 for unit {unit!r}"
     require((length >= 2) if unit == "sequence" else length == 1, "length", length, allowed)
     allowed = f"a positive multiple of num_blocks = {num_blocks}"
     require(capacity > 0 and capacity % num_blocks == 0, "capacity", capacity, allowed)
-    if unit == "team":
-        num_agents = 1
-    inner = (length,) if unit == "sequence" else ()
-    zeros = lambda axes, leaf, inner=(): jnp.zeros((*axes, *inner, *leaf.shape), leaf.dtype)  # noqa: E731
-    row = ReplayBatch(
-        transition.obs, transition.action, transition.reward, transition.next_obs, transition.reward,
-        valid=transition.live if unit == "sequence" else None,
-    )  # fmt: skip
+    inner, valid = ((length,), transition.live) if unit == "sequence" else ((), None)
+    zeros = lambda axes, leaf: jnp.zeros((*axes, *leaf.shape), leaf.dtype)  # noqa: E731
+    obs, action, number = transition.obs, transition.action, transition.reward
+    row = ReplayBatch(obs, action, number, transition.next_obs, discount=number, valid=valid)
     capacity //= num_blocks
     space = min(steps * (num_envs // num_blocks) * num_agents, capacity)
-    rows = jax.tree.map(lambda leaf: zeros((num_blocks, capacity + space), leaf, inner), row)
-    ring = Ring(rows, *jnp.zeros((3, num_blocks), jnp.int32), capacity=capacity)
+    rows = jax.tree.map(lambda leaf: zeros((num_blocks, capacity + space, *inner), leaf), row)
+    place, position, size = jnp.zeros((3, num_blocks), jnp.int32)
+    ring = Ring(rows, place, position, size, capacity)
     axes = (num_envs, length + n_step - 2, num_agents)
     # no valid step is pending before the first rollout, so that no transition begins there
     pending = jax.tree.map(lambda leaf: zeros(axes, leaf), transition) if axes[1] else None
@@ -252,14 +248,14 @@ def new_replay(
 def n_step_transitions(
     steps: Steps, gamma: jax.Array, n_step: int
 ) -> tuple[ReplayBatch, jax.Array]:
-    """Sum the rewards of n steps, or of fewer if the agent's episode ends before. For a step t,
+    """Sum the rewards of n steps, or of fewer if the agent's episode ends before.
 
         reward   = sum_{k < m} gamma^k r_{t+k}
         discount = gamma^m (1 - terminated_{t+m-1})
         next_obs = next_obs_{t+m-1}
 
-    where m is the smaller of n and the number of steps until the end. A time limit ends the sum,
-    and the target bootstraps.
+    for a step t, where m is the smaller of n and the number of steps until the end of the episode.
+    After a time limit the target bootstraps.
 
     Args:
         steps: leaves [T + n - 1, N, n, ...], in order.
@@ -307,7 +303,8 @@ def sequences(
 
     Args:
         transitions: leaves [T + length - 1, N, n, ...].
-        live, over: [T + length - 1, N, n] bool, see `Steps`.
+        live: [T + length - 1, N, n] bool, see `Steps`.
+        over: [T + length - 1, N, n] bool, see `Steps`.
         length: steps of a sequence.
 
     Returns:
@@ -321,14 +318,14 @@ def sequences(
 
 
 def by_block(leaf: jax.Array, num_blocks: int) -> jax.Array:
-    """Return rows [T, N, n, ...] by block of replicas, in order of time, [B, T * N / B * n, ...]."""
+    """Return rows [T, N, n, ...] by block of replicas in order of time, [B, T * N / B * n, ...]."""
     steps, replicas, agents, *part = leaf.shape
     blocks = leaf.reshape(steps, num_blocks, replicas // num_blocks * agents, *part)
     return jnp.swapaxes(blocks, 0, 1).reshape(num_blocks, -1, *part)
 
 
 def append(ring: Ring, rows: chex.ArrayTree, live: jax.Array) -> Ring:
-    """Write the live rows, in place of the oldest ones; if there are more than `capacity`, the last.
+    """Write the live rows over the oldest ones; if there are more than `capacity`, the last ones.
 
     Args:
         ring: the ring.

@@ -1,19 +1,19 @@
 """Returns and advantages of a rollout."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from wdjax.train.state import Policy, PolicyState, Rollout, Rows
+from wdjax.train.state.types import Carry, Observation
 from wdjax.vector import when_any
 
 
-@struct.dataclass
-class Experience:
-    """A policy's share of a rollout, leaves [T, N, n, ...]: what transforms change and advantages are computed from."""
+class Experience(struct.PyTreeNode):
+    """A policy's transitions in a rollout, leaves [T, N, n, ...], for transforms and `gae`."""
 
     rows: Rows  # the transitions
     reward: jax.Array  # to learn from
@@ -21,29 +21,33 @@ class Experience:
     over: jax.Array  # [T, N] bool, an episode ended in this step
     gamma: jax.Array  # () or [T, N, n]
     gae_lambda: jax.Array  # () or [T, N, n]
-    last_obs: Any  # [N, n, ...], after the last step
+    last_obs: Observation  # [N, n, ...], after the last step
+
+    @property
+    def value(self) -> jax.Array:
+        """float32, V(obs) under the parameters that acted."""
+        return cast(jax.Array, self.rows.value)
 
     @property
     def ends(self) -> jax.Array:
-        """bool, broadcasts to [T, N, n]: the next row belongs to another episode."""
+        """bool, broadcasts to [T, N, n]: the next transition belongs to another episode."""
         return self.rows.ends(self.over)
 
 
 def experience(
     policy: Policy, state: PolicyState, rollout: Rollout, gamma: jax.Array, gae_lambda: jax.Array
 ) -> Experience:
-    """Return a policy's share of a rollout, with the values of truncated agents' final observations.
+    """Return a policy's transitions in a rollout, with values of final observations at truncations.
 
     Args:
         policy: static part of the policy.
         state: its state before the update, for the values.
         rollout: the rollout.
         gamma: () discount.
-        gae_lambda: ().
+        gae_lambda: () lambda of generalized advantage estimation.
     """
     rows = rollout.rows[policy.name]
-    may_be_cut = rows.truncated is not None and rows.next_obs is not None
-    if may_be_cut and rows.final_value is None:
+    if rows.truncated is not None and rows.next_obs is not None and rows.final_value is None:
         final = final_value(policy, state, None, rows.next_obs, rows.truncated & rows.live)
         rows = rows.replace(final_value=final, next_obs=None)
     last_obs = rollout.last_obs[policy.name]
@@ -51,18 +55,26 @@ def experience(
 
 
 def final_value(
-    policy: Policy, state: PolicyState, carry: Any, final_obs: Any, truncated: jax.Array
+    policy: Policy, state: PolicyState, carry: Carry, final_obs: Observation, truncated: jax.Array
 ) -> jax.Array:
-    """Return V(final obs) of truncated agents, 0 elsewhere; costs nothing where no agent is truncated.
+    """Return V(final obs) of truncated agents, 0 elsewhere.
+
+    The values are not computed if no agent is truncated.
 
     Args:
-        carry: of a recurrent policy, from before the reset.
-        final_obs: [N, n, ...] of one step, or [T, N, n, ...] of all steps; so is the value.
-        truncated: bool, likewise.
+        policy: static part of the policy.
+        state: its state.
+        carry: carry of a recurrent policy before the reset.
+        final_obs: leaves [N, n, ...] of one step, or [T, N, n, ...] of all steps.
+        truncated: bool, [N, n] or [T, N, n], as the result.
     """
 
     def evaluate(
-        current: jax.Array, state: PolicyState, obs: Any, carry: Any, truncated: jax.Array
+        current: jax.Array,
+        state: PolicyState,
+        obs: Observation,
+        carry: Carry,
+        truncated: jax.Array,
     ) -> jax.Array:
         return jnp.where(truncated, policy.algorithm.value(policy, state, obs, carry), current)
 
@@ -71,28 +83,36 @@ def final_value(
 
 
 def next_value(policy: Policy, state: PolicyState, rollout: Rollout, data: Experience) -> jax.Array:
-    """Return [T, N, n] V of the observation after each transition: of the final one where the episode ended.
+    """Return V of the observation after each transition, [T, N, n].
+
+    Where an episode ended, this is the final observation of the episode.
 
     Args:
         policy: static part of the policy.
         state: its state before the update.
         rollout: the rollout.
-        data: the policy's share of it, from `experience`.
+        data: the policy's transitions in it, from `experience`.
     """
     last_value = policy.algorithm.value(
         policy, state, data.last_obs, rollout.last_carry[policy.name]
     )
-    value_tp1 = jnp.concatenate([data.rows.value[1:], last_value[None]])
+    value_tp1 = jnp.concatenate([data.value[1:], last_value[None]])
     if data.rows.final_value is None:  # every end is a termination, after which the value is 0
         return value_tp1
     return jnp.where(data.ends, data.rows.final_value, value_tp1)
 
 
 def gae(
-    reward_t: jax.Array, value_t: jax.Array, next_value_t: jax.Array, terminated_t: jax.Array, over_t: jax.Array,
-    gamma: jax.Array, gae_lambda: jax.Array, scan: Callable = jax.lax.scan,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Return generalized advantage estimates and value targets,
+    reward_t: jax.Array,
+    value_t: jax.Array,
+    next_value_t: jax.Array,
+    terminated_t: jax.Array,
+    over_t: jax.Array,
+    gamma: jax.Array,
+    gae_lambda: jax.Array,
+    scan: Callable = jax.lax.scan,
+) -> tuple[jax.Array, jax.Array]:
+    """Return generalized advantage estimates and value targets.
 
         delta_t = r_t + gamma (1 - terminated_t) V(next_obs_t) - V(obs_t)
         A_t     = delta_t + gamma lambda (1 - terminated_t) (1 - over_t) A_{t+1}
@@ -100,18 +120,19 @@ def gae(
     Args:
         reward_t: [T, ...] float32, for the action at time t.
         value_t: [T, ...] V(obs_t).
-        next_value_t: [T, ...] V of the observation after the action: the final one where the episode ended.
+        next_value_t: [T, ...] V of the observation after the action, the final one of an episode.
         terminated_t: [T, ...] bool, the agent's episode has terminated by step t.
-        over_t: bool, broadcasts to [T, ...]: row t + 1 belongs to another episode.
-        gamma: () discount, or [T, ...] from each row to the next.
-        gae_lambda: () between 0 (one-step) and 1 (the whole return, bootstrapped at its end), or [T, ...].
+        over_t: bool, broadcasts to [T, ...]: transition t + 1 belongs to another episode.
+        gamma: () discount, or [T, ...] from each transition to the next.
+        gae_lambda: () or [T, ...], between 0 (one step) and 1 (the return until the end of the
+            episode or of the rollout, where it bootstraps).
         scan: `jax.lax.scan`, or an engine's equivalent.
 
     Returns:
         (advantage_t, return_t), both [T, ...], with return_t = advantage_t + value_t.
 
-    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016),
-    equation 16.
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage
+    Estimation" (2016), equation 16.
     """
     goes_on = 1.0 - terminated_t.astype(jnp.float32)
     delta_t = reward_t + gamma * goes_on * next_value_t - value_t

@@ -1,5 +1,4 @@
-"""A policy whose parameters are the outputs of its network, so that gradients can be computed by
-hand."""
+"""A policy whose parameters are the outputs of its network, for gradients by hand."""
 
 import dataclasses
 

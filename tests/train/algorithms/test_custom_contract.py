@@ -65,7 +65,7 @@ class WithReplay(Plain):
 
 
 class WithOwnMemory(Plain):
-    """Stores transitions in `Memory.own`, beside a count of updates."""
+    """Stores transitions in `Memory.own`, with a number of updates per replica."""
 
     def init_memory(self, policy, run):
         step = Steps.shapes(policy.assignment.observation_space, policy.assignment.action_space)

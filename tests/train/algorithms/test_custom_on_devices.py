@@ -101,7 +101,8 @@ def test_a_custom_algorithm_that_reduces_over_devices_trains(tmp_path):
     [
         (
             UnreducedRND,
-            r"^policies\.agent\.own\.opt.*after 1 updates.*`average` of wdjax.train.learning.*--devices 1",
+            r"^policies\.agent\.own\.opt.*after 1 updates.*"
+            r"`average` of wdjax.train.learning.*--devices 1",
         ),
         pytest.param(
             UnreducedMetric, r"^agent/bonus: must be equal on all devices", marks=pytest.mark.slow

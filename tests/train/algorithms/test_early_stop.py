@@ -1,5 +1,4 @@
-"""Early stopping by KL divergence, and the selection of replicas: which steps are taken, and which
-transitions count."""
+"""Early stopping by KL divergence, and the selection of replicas."""
 
 import functools
 import math

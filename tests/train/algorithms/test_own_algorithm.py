@@ -148,7 +148,6 @@ def test_the_example_weights_actions_by_their_advantage(temperature):
 
 def test_the_example_ignores_invalid_transitions():
     """Also in gradients, if the advantage of an invalid transition is infinite."""
-
     batch = batch_of([1.0, math.inf])
 
     def mean(terms):

@@ -151,7 +151,7 @@ def test_each_valid_step_is_in_one_sequence():
         valid = ring.rows.valid[block, :size]
         seen = ring.rows.obs[block, :size, :, 0][valid]
         assert len(seen) == len(set(seen))
-        # all but those of the last step whose sequence is not complete
+        # the last sequence may be incomplete
         expected = (T * ROLLOUTS - 1) * N // BLOCKS * AGENTS
         assert expected <= len(seen) <= expected + N // BLOCKS * AGENTS
 
