@@ -105,8 +105,8 @@ def check_env(
     for warning in declarations.moved_statistics(case):
         warnings.warn(warning, stacklevel=2)
     for piece in play.random_play(case):
-        for check in CONTRACT_OF_PLAY:
-            check(case, piece)
+        for check_play in CONTRACT_OF_PLAY:
+            check_play(case, piece)
 
 
 def require_rules(env: Env, params: Any, contract: Iterable[Callable[[Case], None]]) -> Case:

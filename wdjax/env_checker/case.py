@@ -6,16 +6,16 @@ import functools
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from wdjax.env import Env
-from wdjax.env_checker.leaves import as_numpy, find, is_number, named_leaves
+from wdjax.env_checker.leaves import as_numpy, find, is_number, named_leaves, structure_of
 from wdjax.kernels.backend import quick_jit
-from wdjax.spaces import Dict, Discrete, Space
+from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 
 MASK = "action_mask"
 _PLAYED = ("state", "reward", "terminated", "truncated", "info")
@@ -38,7 +38,7 @@ _TRACING_ERRORS: dict[type[Exception], tuple[str, str]] = {
         "Keep it a jax array",
     ),
 }
-_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (jax, np))
+_LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (jax, np))
 # folders of this package and of wdjax's core, without its environments
 _CHECKER, _CORE = Path(__file__).parents[:2]
 
@@ -139,9 +139,9 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
     """
 
     def traced(*args: Any) -> dict[str, Any]:
-        leaves, structure = jax.tree.flatten(args)
+        leaves, structure = jax.tree.leaves(args), structure_of(args)
         result = function(*args)
-        leaves_after, structure_after = jax.tree.flatten(args)
+        leaves_after, structure_after = jax.tree.leaves(args), structure_of(args)
         expect(
             structure == structure_after
             and all(a is b for a, b in zip(leaves, leaves_after, strict=True)),
@@ -219,7 +219,7 @@ def first_difference(
     for (name, a), (_, b) in zip(named_leaves(actual), named_leaves(expected), strict=True):
         a, b = as_numpy(a), as_numpy(b)
         close = functools.partial(np.isclose, rtol=case.rtol, atol=case.atol, equal_nan=True)
-        index = find(~close(a, b) if b.dtype.kind == "f" else a != b)
+        index = find(np.asarray(~close(a, b) if b.dtype.kind == "f" else a != b))
         if index is not None:
             return name, index, a[index], b[index]
     return None
@@ -228,7 +228,9 @@ def first_difference(
 # --- spaces ---
 
 
-def space_parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, Any]]:
+def space_parts(
+    space: Space, value: Any, name: str
+) -> Iterator[tuple[str, Discrete | MultiDiscrete | Box, Any]]:
     """Yield (name, space, value) for every part that is not a Dict; fail if dict keys differ."""
     if not isinstance(space, Dict):
         yield name, space, value
@@ -253,10 +255,11 @@ def sample_action(env: Env, space: Space, key: jax.Array, obs: Any) -> Any:
     if not env.groups:
         return _sample_allowed(space, key, obs)
     keys = dict(zip(env.groups, jax.random.split(key, len(env.groups)), strict=True))
-    return {group: _sample_allowed(space[group], keys[group], obs[group]) for group in env.groups}
+    parts = cast(Dict, space).spaces
+    return {group: _sample_allowed(parts[group], keys[group], obs[group]) for group in env.groups}
 
 
-def _sample_allowed(space: Space, key: jax.Array, obs: Any) -> jax.Array:
+def _sample_allowed(space: Any, key: jax.Array, obs: Any) -> jax.Array:
     if not has_mask(obs):
         return space.sample(key)
     sizes = space.nvec

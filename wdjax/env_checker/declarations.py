@@ -44,7 +44,8 @@ def scripts_are_named_with_their_groups(case: Case) -> None:
 def scripts_act_for_their_groups(case: Case) -> None:
     """Trace every script, and play it at the start of one episode."""
     for name, (group, script) in case.env.scripts.items():
-        space = case.action_space[group] if case.env.groups else case.action_space
+        space: Any = case.action_space
+        space = space[group] if case.env.groups else space
         label = f"scripts[{name!r}]"
         with explained(label):
             action = jax.eval_shape(

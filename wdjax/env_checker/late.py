@@ -14,7 +14,7 @@ from wdjax.env_checker.case import (
     fail,
     first_difference,
 )
-from wdjax.env_checker.leaves import different_types, element
+from wdjax.env_checker.leaves import different_types, element, structure_of
 from wdjax.env_checker.play import NUM_PAIRS, Play, where
 from wdjax.env_checker.rules import check_observation
 from wdjax.kernels.backend import quick_jit
@@ -39,7 +39,7 @@ def advance_returns_what_step_does(case: Case) -> None:
         {name: outputs[name] for name in PLAYED} for _, outputs in (case.step, case.advance)
     )
     expect(
-        jax.tree.structure(by_step) == jax.tree.structure(by_advance),
+        structure_of(by_step) == structure_of(by_advance),
         "advance returns another structure than step. Return the outputs of step, with a scene instead of obs.",
     )
     for name, one, other in different_types(by_step, by_advance):

@@ -9,6 +9,11 @@ import numpy as np
 from wdjax.env import is_key
 
 
+def structure_of(tree: Any) -> object:
+    """Return the tree structure, whose type jax does not export."""
+    return jax.tree.structure(tree)
+
+
 def named_leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (name, leaf), named as in Python (state.x, obs['runner']), beginning with the state."""
     for name in sorted(values, key=lambda name: name != "state"):

@@ -22,9 +22,9 @@ from wdjax.env_checker.case import (
     sample_action,
     space_parts,
 )
-from wdjax.env_checker.leaves import as_numpy, element, find, named_leaves
+from wdjax.env_checker.leaves import as_numpy, element, find, named_leaves, structure_of
 from wdjax.kernels.backend import quick_jit
-from wdjax.spaces import Box, Space
+from wdjax.spaces import Box, Discrete, MultiDiscrete
 from wdjax.vector import all_agents, select
 
 NUM_REPLICAS = 10
@@ -162,7 +162,7 @@ def observations_are_in_their_space(case: Case, play: Play) -> None:
                     )
 
 
-def bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
+def bounds(space: Box | Discrete | MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest and the highest value of each component."""
     if isinstance(space, Box):
         return np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
@@ -352,7 +352,7 @@ def twin_agrees(case: Case, play: Play) -> None:
 
 def _compare(case: Case, ours: Any, theirs: Any, name: str, moment: str) -> None:
     expect(
-        jax.tree.structure(ours) == jax.tree.structure(theirs),
+        structure_of(ours) == structure_of(theirs),
         f"the twin returns a {name} with another structure than step. Return the same dataclass or dict.",
     )
     for (leaf, a), b in zip(named_leaves(ours), jax.tree.leaves(theirs), strict=True):

@@ -35,6 +35,7 @@ from wdjax.env_checker.leaves import (
     element,
     is_number,
     named_leaves,
+    structure_of,
     words,
 )
 from wdjax.kernels.backend import quick_jit
@@ -120,7 +121,7 @@ def is_frozen_pytree(value: Any) -> bool:
     """Return whether a value is a frozen dataclass registered as a pytree."""
     frozen = (
         dataclasses.is_dataclass(value)
-        and type(value).__dataclass_params__.frozen
+        and type(value).__dataclass_params__.frozen  # type: ignore[union-attr]
         and hasattr(value, "replace")
     )
     return frozen and not jax.tree_util.all_leaves([value])  # also true without any field
@@ -150,10 +151,11 @@ def spaces_fit_the_groups(case: Case) -> None:
         require_batched_spaces(case.env, case.params)
     except ValueError as error:
         fail(str(error))
-    for method, space in (
-        ("observation_space", case.observation_space),
-        ("action_space", case.action_space),
-    ):
+    spaces: dict[str, Any] = {
+        "observation_space": case.observation_space,
+        "action_space": case.action_space,
+    }
+    for method, space in spaces.items():
         for group, num in case.env.groups.items():
             # true also if the agents have different bounds
             expect(
@@ -307,7 +309,7 @@ def step_keeps_the_structure_of_the_state(case: Case) -> None:
     """Require the states of reset and step to have equal structure, shapes and dtypes."""
     first, after = {"state": case.reset[1]["state"]}, {"state": case.step[1]["state"]}
     expect(
-        jax.tree.structure(first) == jax.tree.structure(after),
+        structure_of(first) == structure_of(after),
         "step returns a state with another structure than reset. "
         "Return the same fields, and the same values of static fields (pytree_node=False).",
     )
