@@ -21,8 +21,8 @@ from wdjax.train.learning import (
     fit,
     next_value,
 )
+from wdjax.train.state.aliases import Metrics
 from wdjax.train.state.rollout_metrics import rollout_metrics
-from wdjax.train.state.types import Metrics
 
 
 class A2C(OnPolicy):

@@ -49,9 +49,7 @@ from wdjax.train.learning import (
 )
 from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.deterministic import ActorActionValue, from_box, to_box
-from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
-from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
-from wdjax.train.state.types import (
+from wdjax.train.state.aliases import (
     ActingState,
     Carry,
     Fields,
@@ -60,6 +58,8 @@ from wdjax.train.state.types import (
     OptState,
     Params,
 )
+from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
+from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
 
 COUNT = "at least 1 and below 2**31"
 ACTOR_METRICS = ("actor_loss", "grad_norm_actor")

@@ -14,7 +14,7 @@ from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import any_of
 from wdjax.train.devices.moments import normalize
 from wdjax.train.state import Hypers, Policy, PolicyState, Rollout
-from wdjax.train.state.types import Carry, Extra, Observation, OptState, Params
+from wdjax.train.state.aliases import Carry, Extra, Observation, OptState, Params
 
 Terms: TypeAlias = dict[str, jax.Array]
 """terms of a loss by name, [B] each, or their means, ()"""

@@ -40,7 +40,7 @@ from wdjax.train.learning import (
 )
 from wdjax.train.networks.actor_critic import empty_carry, has_memory, without_mask
 from wdjax.train.networks.distributions import Distribution, make_distribution
-from wdjax.train.networks.encoders import MASK
+from wdjax.train.state.aliases import ActingState, Carry, Fields, Metrics, Observation, Params
 from wdjax.train.state.engine import evaluate_actions
 from wdjax.train.state.normalization import (
     Normalizer,
@@ -49,7 +49,6 @@ from wdjax.train.state.normalization import (
     reward_factor,
     update_observation_statistics,
 )
-from wdjax.train.state.types import ActingState, Carry, Fields, Metrics, Observation, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +100,10 @@ class OnPolicy(Algorithm):
             self.make_distribution(config, assignment)
         except (TypeError, ValueError) as error:
             raise type(error)(f"policies.{name}: {error}") from None
-        has_mask = MASK in getattr(assignment.observation_space, "spaces", ())
+        space = assignment.observation_space
+        has_mask = without_mask(space) is not space
         group, decisions = assignment.segments[0].group, config.options.decisions_only
-        allowed = f"false, as the observations of group {group!r} have no {MASK}"
+        allowed = f"false, as the observations of group {group!r} have no action_mask"
         is_valid = has_mask or not decisions
         require(is_valid, f"policies.{name}.decisions_only", decisions, allowed)
 

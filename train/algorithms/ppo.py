@@ -31,8 +31,8 @@ from wdjax.train.learning import (
     static,
     traced,
 )
+from wdjax.train.state.aliases import Metrics
 from wdjax.train.state.rollout_metrics import rollout_metrics
-from wdjax.train.state.types import Metrics
 
 
 @dataclasses.dataclass(frozen=True)

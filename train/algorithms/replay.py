@@ -14,8 +14,8 @@ from flax import struct
 
 from wdjax.checks import require
 from wdjax.spaces import Space, sample_shapes
+from wdjax.train.state.aliases import Observation
 from wdjax.train.state.rows import Rows
-from wdjax.train.state.types import Observation
 from wdjax.vector import select
 
 Unit = Literal["agent", "team", "sequence"]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.train.state import Policy, PolicyState, Rollout, Rows
-from wdjax.train.state.types import Carry, Observation
+from wdjax.train.state.aliases import Carry, Observation
 from wdjax.vector import when_any
 
 

@@ -13,6 +13,7 @@ from wdjax.spaces import sample_shapes
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.actor_critic import ActorCritic, split_mask
 from wdjax.train.networks.distributions import Categorical, Distribution
+from wdjax.train.networks.memories import RecurrentMemory
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.aliases import Carry, EnvParams, Observation
 from wdjax.train.state.context import Context
@@ -35,7 +36,7 @@ class Policy:
     encoder: type  # class of the network's encoder; `register_encoder` may change a name's class
     context: Context  # the environment, the run, and the agents of all policies
     engine: Any = None  # the `Engine` that acts and learns; a type would import in a cycle
-    memory: nnx.Module | None = None  # of its network, as shapes; None: feed-forward
+    memory: RecurrentMemory | None = None  # of its network, as shapes; None: feed-forward
     # whether it learns from sequences: its network has a memory (`unroll`), and acting a carry
     is_recurrent: bool = False
 
