@@ -157,9 +157,16 @@ ROLLOUT = Rollout(
 
 
 def one_copy(tree: chex.ArrayTree) -> chex.ArrayTree:
-    """Return replicated arrays as single-device arrays on the first device of this process."""
-    several = lambda leaf: isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1  # noqa: E731
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0) if several(leaf) else leaf, tree)
+    """Return replicated arrays as single-device arrays on the first device of this process.
+
+    Traced arrays stay as they are.
+    """
+
+    def copy(leaf: jax.Array) -> jax.Array:
+        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        return leaf.addressable_data(0) if is_array and len(leaf.sharding.device_set) > 1 else leaf
+
+    return jax.tree.map(copy, tree)
 
 
 def spread(

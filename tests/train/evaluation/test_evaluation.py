@@ -1,6 +1,7 @@
 """Evaluations count whole episodes once, with random and trained sides in their roles."""
 
 import dataclasses
+import functools
 import inspect
 
 import jax
@@ -396,6 +397,10 @@ def test_members_of_a_population(gridworld):
     for function in (evaluate, cross_play, record_episode):
         with pytest.raises(ValueError, match=r"Select a population member"):
             function(learner, states, jax.random.key(1))
+        with pytest.raises(TypeError, match=r"state = .*must be a state outside of jax.jit and"):
+            jax.vmap(functools.partial(function, learner), in_axes=(0, None))(
+                states, jax.random.key(1)
+            )
 
 
 class Uneven(Signal):
