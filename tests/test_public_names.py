@@ -100,7 +100,9 @@ def undocumented(node, commented=()):
         for part, after in zip(node.body, [*node.body[1:], None], strict=True):
             if isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part.annotation):
                 below = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                if not below and not {part.lineno - 1, part.end_lineno} & set(commented):
+                listed = re.search(rf"^ +{part.target.id}: \S", text, re.MULTILINE)
+                beside = {part.lineno - 1, part.end_lineno} & set(commented)
+                if not below and not beside and not listed:
                     yield f"its field {part.target.id}"
 
 
@@ -122,6 +124,10 @@ def test_every_public_name_is_documented():
         ("def f(a):\n '''Of a.'''\n raise ValueError(a)", ["its errors"]),
         ("def f(a):\n '''Of a.'''\n require_integer('a', a, 1)", ["its errors"]),
         ("def f(a):\n '''Of a. Raises ValueError.'''\n raise ValueError(a)", []),
+        (
+            "class A:\n '''One.\n\n  Attributes:\n    x: two.\n'''\n x: int\n y: int",
+            ["its field y"],
+        ),
         (
             "class A:\n '''One.'''\n x: int\n y: int\n '''said'''\n z: ClassVar[int] = 1",
             ["its field x"],

@@ -26,21 +26,35 @@ class Batch(struct.PyTreeNode):
     """The transitions of a loss, leaves [B, ...]; for recurrent policies M sequences [T, M, ...].
 
     All fields are constants of the loss.
+
+    Attributes:
+        obs: observations, or another input of a custom `evaluate`.
+        action: actions as sampled.
+        log_prob: [B] float32, log-probability under the policy that acted; None if it is not
+            stored.
+        value: [B] float32, value under the parameters that acted.
+        advantage: [B] float32, advantage of the action.
+        target: [B] float32, target of the value.
+        valid: [B] bool, transitions that count in the loss.
+        extra: `Rows.own`, arrays that the algorithm stored while acting, for a custom `evaluate`;
+            or None.
+        restart: [T, M] bool, an episode starts with this step; None for a feed-forward policy.
+        carry: carry before the first step, leaves [M, ...]; None for a feed-forward policy.
+        start: carry at the start of an episode, leaves [M, ...]; None unless `init_carry` is
+            custom.
     """
 
-    obs: Observation  # observations, or the inputs of `evaluate` in their place
-    action: jax.Array  # as sampled
-    # under the policy that acted; None if the algorithm does not keep it
+    obs: Observation
+    action: jax.Array
     log_prob: jax.Array | None
-    value: jax.Array  # under the parameters that acted
+    value: jax.Array
     advantage: jax.Array
-    target: jax.Array  # of the value
-    valid: jax.Array  # bool, the transitions that count
-    extra: Extra = None  # `Rows.own`: data that the algorithm stored while acting, for `evaluate`
-    # recurrent policies only:
-    restart: jax.Array | None = None  # bool, an episode starts with this step
-    carry: Carry = None  # [M, ...] before the first step
-    start: Carry = None  # [M, ...] at the start of an episode, from a custom `init_carry`
+    target: jax.Array
+    valid: jax.Array
+    extra: Extra = None
+    restart: jax.Array | None = None
+    carry: Carry = None
+    start: Carry = None
 
     @classmethod
     def of(

@@ -25,19 +25,35 @@ from wdjax.vector import VectorEnv
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """The static part of a policy: its agents, algorithm and network."""
+    """The static part of a policy: its agents, algorithm and network.
 
-    name: str  # as in the configuration
-    config: PolicyConfig  # with the options of its team, if it has one
-    assignment: Assignment  # its agents and their spaces
-    algorithm: Any  # an `Algorithm`; a type would import in a cycle
-    distribution: Distribution  # distribution of its actions
+    Attributes:
+        name: name in the configuration.
+        config: configuration, with the algorithm and options of its team if it has one.
+        assignment: its agents, and the spaces of one agent.
+        algorithm: the `Algorithm`.
+        distribution: distribution of its actions.
+        graphdef: structure of the network: `nnx.merge(policy.graphdef, state.params)` is the
+            network.
+        encoder: class of the network's encoder.
+        context: the environment, the run, and the agents of all policies.
+        engine: `Engine` that acts and learns.
+        memory: memory of the built-in network, as shapes; None: feed-forward.
+        is_recurrent: whether it learns from sequences: its network has a method `unroll`, and
+            `init_carry` returns a carry.
+    """
+
+    name: str
+    config: PolicyConfig
+    assignment: Assignment
+    # a type would import in a cycle, also that of `engine`
+    algorithm: Any
+    distribution: Distribution
     graphdef: nnx.GraphDef
-    encoder: type  # class of the network's encoder; `register_encoder` may change a name's class
-    context: Context  # the environment, the run, and the agents of all policies
-    engine: Any = None  # the `Engine` that acts and learns; a type would import in a cycle
-    memory: RecurrentMemory | None = None  # of its network, as shapes; None: feed-forward
-    # whether it learns from sequences: its network has a memory (`unroll`), and acting a carry
+    encoder: type
+    context: Context
+    engine: Any = None
+    memory: RecurrentMemory | None = None
     is_recurrent: bool = False
 
     @property
@@ -119,12 +135,18 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Team:
-    """The static part of a team: policies that are updated together, or one policy."""
+    """The static part of a team: policies that are updated together, or one policy.
 
-    name: str  # as in the configuration; the name of the policy if it has no team
-    policies: dict[str, Policy]  # by name
-    algorithm: Any  # the `Algorithm` of all of them
-    # structure of the module from `Algorithm.make_shared`; None without one
+    Attributes:
+        name: name in the configuration; the name of the policy if it has no team.
+        policies: its policies by name.
+        algorithm: the `Algorithm` of all of them.
+        shared: structure of the module from `Algorithm.make_shared`; None without one.
+    """
+
+    name: str
+    policies: dict[str, Policy]
+    algorithm: Any  # a type would import in a cycle
     shared: nnx.GraphDef | None = None
 
     @property

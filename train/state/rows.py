@@ -18,30 +18,43 @@ KEPT = ("global_state",)
 
 
 class Rows(struct.PyTreeNode):
-    """Transitions of one policy in a rollout, [T, N, n, ...]: T steps, N replicas, n agents."""
+    """Transitions of one policy in a rollout, leaves [T, N, n, ...]: T steps, N replicas, n agents.
 
-    obs: Observation  # before the action
-    # as sampled; the environment receives `distribution.to_space(action)`, clipped
+    Every algorithm receives the first five fields. The others are None unless stated.
+
+    Attributes:
+        obs: observation before the action.
+        action: action as sampled. The environment receives `distribution.to_space(action)`,
+            clipped.
+        reward: float32, reward for the action.
+        terminated: bool, the agent terminated in this step or before.
+        live: bool, valid transition: the agent was active before this step, and no opponent
+            replaced it.
+        truncated: bool, the agent was truncated in this step or before; for environments that
+            truncate.
+        decides: bool, the action mask allowed more than one action; with `decisions_only`.
+        final_decides: bool, the same for the final observation; also requires truncation.
+        log_prob: float32, log-probability of the action when sampled; PPO.
+        value: float32, V(obs); on-policy algorithms.
+        final_value: float32, V(final observation) where truncated, else 0; on-policy algorithms,
+            for environments that truncate.
+        next_obs: observation after the step, before any reset; off-policy algorithms.
+        own: additional fields of a custom algorithm, any pytree.
+    """
+
+    obs: Observation
     action: jax.Array
-    reward: jax.Array  # float32, for the action
-    terminated: jax.Array  # bool, the agent terminated in this step or before
-    # bool, valid transition: the agent was active before this step, and no opponent replaced it
+    reward: jax.Array
+    terminated: jax.Array
     live: jax.Array
-    # bool, the agent was truncated in this step or before; None without truncation
     truncated: jax.Array | None = None
-    # bool, the action mask allowed more than one action; None unless `decisions_only`
     decides: jax.Array | None = None
-    # the same for the final observation; None also without truncation
     final_decides: jax.Array | None = None
-    # on-policy algorithms:
-    # float32, log probability of the action when sampled; PPO only
     log_prob: jax.Array | None = None
-    value: jax.Array | None = None  # float32, V(obs)
-    # float32, V(final obs) where truncated, else 0; None without truncation
+    value: jax.Array | None = None
     final_value: jax.Array | None = None
-    # off-policy algorithms, and feed-forward ones with truncation:
-    next_obs: Observation | None = None  # observation after the step, before any reset
-    own: Extra = None  # additional fields of a custom algorithm
+    next_obs: Observation | None = None
+    own: Extra = None
 
     @property
     def learned(self) -> jax.Array:
@@ -61,32 +74,50 @@ class Rows(struct.PyTreeNode):
 
 
 class Evaluation(NamedTuple):
-    """Outputs for a batch of transitions under the parameters being trained, [B] each."""
+    """Outputs for a batch of transitions under the parameters being trained.
 
-    log_prob: jax.Array  # log-probability of the actions
-    entropy: jax.Array  # entropy of the action distribution
-    value: jax.Array  # V(obs)
-    # further numbers for the loss, from a custom `evaluate`
+    Attributes:
+        log_prob: [B] float32, log-probability of the actions.
+        entropy: [B] float32, entropy of the action distribution.
+        value: [B] float32, V(obs).
+        extra: further arrays for the loss by name, [B] each, from a custom `evaluate`.
+    """
+
+    log_prob: jax.Array
+    entropy: jax.Array
+    value: jax.Array
     extra: dict[str, jax.Array] = {}  # noqa: RUF012
 
 
 class Rollout(struct.PyTreeNode):
     """The transitions of trainable policies, and the finished episodes.
 
-    Dicts list policies in alphabetical order.
+    Dicts list policies in alphabetical order. The episode fields are valid where `over`.
+
+    Attributes:
+        rows: transitions by trainable policy, leaves [T, N, n, ...].
+        first_carry: carry by policy before the first step, leaves [N, n, ...].
+        last_carry: carry by policy after the last step, leaves [N, n, ...].
+        last_obs: observation by policy after the last step, leaves [N, n, ...].
+        over: [T, N] bool, an episode of the replica ended in this step.
+        episode_return: [T, N] float32 by policy, return of the episode, summed over its agents.
+        episode_length: [T, N] int32, env steps of the episode.
+        episode_info: [T, N] by name, statistics of the environment.
+        global_state: [T, N, S], global state before the step; None unless an algorithm `keeps` it.
+        final_global_state: [T, N, S], global state after the step, before any reset; also None
+            without truncation.
+        last_global_state: [N, S], global state after the last step; None unless an algorithm
+            `keeps` it.
     """
 
-    rows: dict[str, Rows]  # by trainable policy, leaves [T, N, n, ...]
-    first_carry: dict[str, Carry]  # by policy, [N, n, ...], before the first step
-    last_carry: dict[str, Carry]  # by policy, [N, n, ...], after the last step
-    last_obs: dict[str, Observation]  # by policy, [N, n, ...], after the last step
-    # [T, N] bool, whether an episode ended in this step; the next three fields are valid there
+    rows: dict[str, Rows]
+    first_carry: dict[str, Carry]
+    last_carry: dict[str, Carry]
+    last_obs: dict[str, Observation]
     over: jax.Array
-    episode_return: dict[str, jax.Array]  # by policy, [T, N] float32, summed over its agents
-    episode_length: jax.Array  # [T, N] int32
-    episode_info: dict[str, jax.Array]  # [T, N], the environment's own statistics
-    # global state of each replica; None unless an algorithm `keeps` it
-    global_state: jax.Array | None = None  # [T, N, S], before the step
-    # [T, N, S], after the step, before any reset; None without truncation
+    episode_return: dict[str, jax.Array]
+    episode_length: jax.Array
+    episode_info: dict[str, jax.Array]
+    global_state: jax.Array | None = None
     final_global_state: jax.Array | None = None
-    last_global_state: jax.Array | None = None  # [N, S], after the last step
+    last_global_state: jax.Array | None = None

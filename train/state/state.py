@@ -14,26 +14,41 @@ from wdjax.vector import VectorState
 
 
 class PolicyState(struct.PyTreeNode):
-    """The learned part of a policy, equal on all devices."""
+    """The learned part of a policy, equal on all devices.
 
-    params: Params  # network parameters
-    opt_state: OptState | None  # None if not trainable
-    # running statistics of observations and rewards; None if not normalized
+    Attributes:
+        params: network parameters, a nested dict of float32 arrays.
+        opt_state: state of the optimizer; None if the policy is not trainable.
+        normalizer: running statistics of observations and rewards; None if they are not normalized.
+        target_params: parameters of a target network; None unless the algorithm has one, as DDPG.
+        gradient_steps: () int32, gradient steps taken; None unless the algorithm counts them, as
+            DDPG.
+        own: additional state of a custom algorithm, any pytree of arrays.
+    """
+
+    params: Params
+    opt_state: OptState | None
     normalizer: Normalizer | None = None
-    target_params: Params | None = None  # target network parameters; DDPG only
-    gradient_steps: jax.Array | None = None  # () int32, gradient steps taken; DDPG only
-    own: Extra = None  # additional state of a custom algorithm
+    target_params: Params | None = None
+    gradient_steps: jax.Array | None = None
+    own: Extra = None
 
 
 class Memory(struct.PyTreeNode):
-    """The part of a policy's state that belongs to replicas, sharded over devices with them."""
+    """The part of a policy's state that belongs to replicas, sharded over devices with them.
 
-    carry: Carry  # carry of `act`, leaves [N, n, ...], reset in every episode; or None
-    # [N, n] float32: gamma times the running sum, to normalize rewards; or None
+    Attributes:
+        carry: carry of `act`, leaves [N, n, ...], reset in every episode; or None.
+        discounted_return: [N, n] float32, gamma times the running sum of rewards, to normalize
+            rewards; or None.
+        replay: replay buffer (`new_replay`), leaves [N, ...] and [num_blocks, ...]; or None.
+        own: additional memory of a custom algorithm, leaves [N, ...]; or None.
+    """
+
+    carry: Carry
     discounted_return: jax.Array | None
-    # replay buffer (algorithms/replay.py), leaves [N, ...] and [num_blocks, ...]
     replay: PyTree = None
-    own: Extra = None  # additional memory of a custom algorithm, leaves [N, ...]
+    own: Extra = None
 
 
 PRESENT = -1  # no opponent: the policy itself acts
@@ -65,19 +80,33 @@ class Opponents(struct.PyTreeNode):
 
 
 class TrainState(struct.PyTreeNode):
-    """The complete state of a run. Training from a restored copy equals uninterrupted training."""
+    """The complete state of a run. Training from a restored copy equals uninterrupted training.
 
-    policies: dict[str, PolicyState]  # by policy: learned state
-    memory: dict[str, Memory]  # by policy: state per replica
-    opponents: Opponents  # of policies that other networks or scripts replace in some replicas
-    hypers: dict[str, Hypers]  # by policy, and by team: traced hyperparameters
-    env_params: EnvParams  # shared by all replicas
-    replicas: VectorState  # states of the N = num_envs replicas
-    obs: dict[str, Observation]  # by group, [N, n_group, ...]: latest observations
-    live: dict[str, jax.Array]  # by group, [N, n_group] bool: agents still active in their episode
-    key: jax.Array  # random key for the rest of the run
-    num_updates: jax.Array  # () int32, updates done
-    # by team: shared state; teams without one are left out
+    Attributes:
+        policies: learned state by policy.
+        memory: state per replica by policy.
+        opponents: opponents that replace policies in some replicas, with their networks and win
+            rates.
+        hypers: traced hyperparameters by policy, and by team.
+        env_params: parameters of the environment, shared by all replicas.
+        replicas: states of the N = num_envs replicas.
+        obs: latest observations by group, leaves [N, n_group, ...].
+        live: [N, n_group] bool by group, agents that are active in their episode.
+        key: () random key for the rest of the run.
+        num_updates: () int32, updates done.
+        shared: state that a team shares, by team; only teams with one.
+    """
+
+    policies: dict[str, PolicyState]
+    memory: dict[str, Memory]
+    opponents: Opponents
+    hypers: dict[str, Hypers]
+    env_params: EnvParams
+    replicas: VectorState
+    obs: dict[str, Observation]
+    live: dict[str, jax.Array]
+    key: jax.Array
+    num_updates: jax.Array
     shared: dict[str, PolicyState] = struct.field(default_factory=dict)
 
     def _repr_html_(self) -> str:
