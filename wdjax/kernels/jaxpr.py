@@ -1,7 +1,7 @@
 """Evaluation of a jaxpr of one replica on arrays of elements, inside a kernel."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.extend as jex
@@ -56,7 +56,7 @@ def evaluate(
 
     def read(atom: Any) -> Elements:
         return (
-            constant(np.asarray(atom.val, atom.aval.dtype))
+            constant(np.asarray(atom.val, cast(Any, atom.aval).dtype))
             if isinstance(atom, jex.core.Literal)
             else values[atom]
         )
@@ -91,8 +91,8 @@ def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]
 def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
     name = eqn.primitive.name
     for var in eqn.outvars:
-        check_size(f"output of {name}", var.aval.shape)
-        check_dtype(f"output of {name}", var.aval.dtype)
+        check_size(f"output of {name}", cast(Any, var.aval).shape)
+        check_dtype(f"output of {name}", cast(Any, var.aval).dtype)
     if name in CALLS:
         return evaluate_closed(eqn.params[CALLS[name]], inputs)
     if name == "cond":
@@ -127,7 +127,7 @@ def _cond(branches: Sequence[Any], index: Elements, *operands: Elements) -> list
 
 
 def _cond_of_lanes(
-    branches: Sequence[Any], which: jax.Array, operands: Sequence[Elements]
+    branches: Sequence[Any], which: Any, operands: Sequence[Elements]
 ) -> list[Elements]:
     """Select each lane's outputs from two branches. Skip the longer one if no lane takes it."""
     long = int(len(branches[1].jaxpr.eqns) >= len(branches[0].jaxpr.eqns))

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,9 @@ def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
 
     def multiply(row: jax.Array) -> jax.Array:
         flat = jnp.dot(
-            row.reshape(-1, row.shape[-1]), weights.value, precision=eqn.params["precision"]
+            row.reshape(-1, row.shape[-1]),
+            cast(jax.Array, weights.value),
+            precision=eqn.params["precision"],
         )
         return flat.reshape(*row.shape[:-1], flat.shape[-1])
 
@@ -210,7 +212,7 @@ def _for_each(function: Any, rows: np.ndarray) -> np.ndarray:
 def _computed(eqn: Any, inputs: Sequence[Any]) -> list[Any] | None:
     """Evaluate an elementwise primitive on blocks, weight vectors and numbers."""
     block = next(x for x in inputs if isinstance(x, Block))
-    operands = [_rows_of(x, block) for x in inputs]
+    operands: list[Any] = [_rows_of(x, block) for x in inputs]
     if any(rows is None for rows in operands):
         return None
     shape = np.broadcast_shapes(*(jnp.shape(row) for rows in operands for row in rows))
@@ -224,7 +226,7 @@ def _rows_of(x: Any, block: Block) -> list[jax.Array] | None:
     if isinstance(x, Block):
         return list(x.rows.ravel())
     if isinstance(x, Shared) and x.is_vector and x.shape[-1] == block.size:
-        return [x.value] * block.rows.size
+        return [cast(jax.Array, x.value)] * block.rows.size
     if isinstance(x, Shared) and x.elements is None:
         return None
     rows = np.broadcast_to(numbers_of(x), block.shape).reshape(-1, block.size)

@@ -78,7 +78,7 @@ def _unstack(x: Elements, *, axis: int) -> list[Elements]:
     return [parts[i, ...] for i in range(len(parts))]
 
 
-MOVES = {
+MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": lambda *arrays, dimension: np.concatenate(arrays, dimension),
     "copy": lambda x: x,
@@ -110,7 +110,8 @@ def _move(eqn: Any, *inputs: Elements) -> list[Elements]:
 def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
     """Evaluate a gather, pad or scatter with known indices at trace time, on element positions."""
     name, params, aval = eqn.primitive.name, dict(eqn.params), eqn.outvars[0].aval
-    elements, operands = [], []
+    elements: list[Any] = []
+    operands = []
     for i, (array, atom) in enumerate(zip(inputs, eqn.invars, strict=True)):
         if i in MOVED_OPERANDS[name]:
             operands.append(
@@ -155,7 +156,7 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
     check_size("selection by an index", (last + 1, *shape))
     index = np.expand_dims(as_place(indices[..., 0]), numbers.offset_dims)
     fills = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
-    result = np.broadcast_to(array_of([fill_of(eqn)], ()), shape) if fills else None
+    result: Any = np.broadcast_to(array_of([fill_of(eqn)], ()), shape) if fills else None
     for i in range(last + 1):
         (case,) = _move_by_known_indices(eqn, x, constant(np.full(indices.shape, i, np.int32)))
 
@@ -190,7 +191,7 @@ def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> 
 
     Starts are clamped so that the window fits, as in XLA.
     """
-    chosen, condition = None, None
+    chosen: Any = None
     possible, starts = [], tuple(map(as_place, starts))
     for start, length, size in zip(starts, x.shape, sizes, strict=True):
         last = length - size

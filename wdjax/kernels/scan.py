@@ -7,7 +7,7 @@ inputs and outputs of each step access memory inside the loop, and no step launc
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.extend as jex
@@ -109,7 +109,7 @@ def _require_supported(jaxpr: jex.core.Jaxpr, carry: Sequence[Any], length: int)
     if not (length and carry[0].shape[0]):
         raise NotImplementedError("a scan with no steps or no replicas")
     for var in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars):
-        check_dtype("an array", var.aval.dtype)
+        check_dtype("an array", cast(Any, var.aval).dtype)
 
 
 def _program_size(
@@ -128,13 +128,13 @@ def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
     """Return the rows per lane of the smallest matrix product, or None without any product."""
     row_counts = []
     for eqn in jaxpr.eqns:
-        inner = [
+        inner: list[Any] = [
             getattr(x, "jaxpr", x)
             for value in eqn.params.values()
             for x in (value if isinstance(value, (tuple, list)) else (value,))
         ]
-        rows = [_rows_of_a_lane(x) for x in inner if hasattr(x, "eqns")]
-        rows = [1] if eqn.primitive.name == "dot_general" else [n for n in rows if n is not None]
+        inside = [_rows_of_a_lane(x) for x in inner if hasattr(x, "eqns")]
+        rows = [1] if eqn.primitive.name == "dot_general" else [n for n in inside if n is not None]
         row_counts += [n * steps_at_once(eqn) for n in rows]
     return min(row_counts, default=None)
 
@@ -183,7 +183,7 @@ def _kernel(
     loaded = iter(
         [shared.load(ref, v.aval) for ref, v in zip(shared_refs, shared_vars, strict=True)]
     )
-    consts = [next(loaded) if array is None else array for array in known]
+    consts: list[Any] = [next(loaded) if array is None else array for array in known]
     start = [
         load(ref, aval, rows, num_replicas) for ref, aval in zip(carry_refs, in_avals, strict=False)
     ]
@@ -192,7 +192,7 @@ def _kernel(
         carry = list(start)
         for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
             carry[i] = array
-        x: list[Elements | None] = [None] * (len(in_avals) - num_carry)
+        x: list[Any] = [None] * (len(in_avals) - num_carry)
         for i, ref in zip(used, x_refs, strict=True):
             x[i - num_carry] = load(ref, in_avals[i], rows, num_replicas, t)
         after = [*map(numbers_of, evaluate(jaxpr, consts, [*carry, *x]))]

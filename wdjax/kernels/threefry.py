@@ -30,7 +30,9 @@ class Key(NamedTuple):
 
 def check_key(dtype: Any) -> None:
     """Raise NotImplementedError unless keys of this dtype are partitionable threefry2x32."""
-    if str(dtype) != "key<fry>" or not jax.config.jax_threefry_partitionable:
+    # not in the stubs of jax
+    is_partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    if str(dtype) != "key<fry>" or not is_partitionable:
         raise NotImplementedError(
             f"random numbers from {dtype}: kernels support partitionable threefry2x32 keys only"
         )

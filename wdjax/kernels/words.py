@@ -117,7 +117,8 @@ def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: Any = 0)
     words = [pallas.load(ref.at[first + i * num_replicas]) for i in range(_own_words(aval))]
     words = [word != 0 for word in words] if aval.dtype == bool else words
     if is_key(aval.dtype):
-        words = [Key(*words[i : i + 2]) for i in range(0, len(words), 2)]
+        keys = [Key(*words[i : i + 2]) for i in range(0, len(words), 2)]
+        return array_of(keys, aval.shape)
     return array_of(words, aval.shape)
 
 
@@ -132,7 +133,8 @@ def store(
     Returns:
         For each word, its row in memory, or its value if that is known.
     """
-    words, written = words_of([array]), {}
+    words = words_of([array])
+    written: dict[Any, tuple[int, jax.Array]] = {}
     for word in words:
         if not isinstance(word, np.generic) and identity(word) not in written:
             written[identity(word)] = (
@@ -144,6 +146,6 @@ def store(
         place = jnp.broadcast_to(step * (len(words) * num_replicas) + rows, together.shape)
         row = jax.lax.broadcasted_iota(jnp.int32, together.shape, 0) if len(written) > 1 else 0
         # `join` pads to a power of two: mask the padding rows
-        mask = row < len(written) if len(written) & (len(written) - 1) else None
+        mask: Any = row < len(written) if len(written) & (len(written) - 1) else None
         pallas.store(ref.at[place + row * num_replicas], together, mask=mask)
     return [word if isinstance(word, np.generic) else written[identity(word)][0] for word in words]
