@@ -55,9 +55,10 @@ def measure(config: TrainConfig, budget: int) -> Trial:
         learner = make_learner(config)
         run = compile_run(learner)
         shared = learner.setup.num_devices if on_cpu() else 1  # a CPU's devices share its memory
-        trial = dataclasses.replace(trial, memory=shared * run.memory)
-        if trial.memory > budget:
-            words = f"not run: needs {in_words(trial.memory)}, {in_words(budget)} available"
+        memory = shared * run.memory
+        trial = dataclasses.replace(trial, memory=memory)
+        if memory > budget:
+            words = f"not run: needs {in_words(memory)}, {in_words(budget)} available"
             return dataclasses.replace(trial, words=words)
         size = min(config.num_updates, FEW)
         seconds = time_of(run, learner.init(jax.random.key(config.seed)), size) / size
@@ -70,7 +71,8 @@ def measure(config: TrainConfig, budget: int) -> Trial:
 
 def time_of(run: CompiledRun, state: TrainState, size: int) -> float:
     """Return the seconds of `size` updates: the shortest of all calls within SECONDS."""
-    (state, _), times = run.time(state, 1), []
+    state, _ = run.time(state, 1)
+    times: list[float] = []
     while sum(times) < SECONDS:
         state, seconds = run.time(state, size)
         times.append(seconds)

@@ -76,9 +76,8 @@ def facts_in_help(
         return None
     _UNDER_WAY.append(info)
     try:
-        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(
-            info
-        )  # tyro's own, as this one stands back
+        # the rule of tyro, because this one returns None
+        spec: Any = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
     finally:
         _UNDER_WAY.remove(info)
     told = []

@@ -104,7 +104,7 @@ def fields_of(run: str) -> dict[str, Any]:
     return flat(written_by) | flat(plain_config(in_env_steps(config, config.total_env_steps)))
 
 
-def with_env_params(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_env_params(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a configuration with all env_params; raise as `wdjax.make`.
 
     Environments of other packages are not imported, since comparing runs must not execute their
@@ -126,7 +126,8 @@ def with_env_params(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def last_metrics(run: str) -> dict[str, Any]:
     """Return the last env steps, episode metrics, user metrics and evaluations of a run."""
-    file, last = Path(run) / "metrics.jsonl", {}
+    file = Path(run) / "metrics.jsonl"
+    last: dict[str, Any] = {}
     for row in read_metrics(file) if file.is_file() else ():
         last |= {name: value for name, value in row.items() if value is not None}
     spaces = (f"{user_space(policies_of(last))}/", f"{EVALUATED}/{user_space(policies_of(last))}/")

@@ -102,9 +102,9 @@ def _csv_lines(roles: Sequence[str], rows: Rows) -> Iterator[list[Any]]:
 
 def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:
     """Yield a warning for each env_param that differs from the first run's, which is used."""
-    mine = first.state.env_params
+    mine = getattr(first.state, "env_params", None)
     for player in others:
-        theirs = player.state.env_params
+        theirs = getattr(player.state, "env_params", None)
         if type(theirs) is not type(mine):
             continue  # another environment: cross_play raises
         for name, value in vars(mine).items():

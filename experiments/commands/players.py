@@ -137,19 +137,17 @@ def evaluate(arguments: list[str]) -> None:
     require_tables(parsed.output)
     require_seed(parsed.seed)
     chosen = ["@".join(map(str, split_checkpoint(run, which))) for run in parsed.runs]
-    players = zip(parsed.runs, chosen, strict=True)
-    first, *others = [Player(run, *load_run(own, trust=parsed.trust)) for run, own in players]
+    loaded = [load_run(checkpoint, trust=parsed.trust) for checkpoint in chosen]
+    first, *others = [Player(run, *own) for run, own in zip(parsed.runs, loaded, strict=True)]
+    learner, state = loaded[0]
     for line in other_params(first, others):
         Console().print(line, soft_wrap=True)
     cells = cross_play(
-        first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
+        learner, state, jax.random.key(parsed.seed), parsed.episodes, parsed.greedy,
         opponents=(*others, *parsed.opponents), name=first.name if others else "trained",
         batch=parsed.batch,
     )  # fmt: skip
-    rows = {
-        cell: statistics(episodes, first.learner.env.info_ratios)
-        for cell, episodes in cells.items()
-    }
+    rows = {cell: statistics(episodes, learner.env.info_ratios) for cell, episodes in cells.items()}
     roles = list(next(iter(cells.values())).episode_return)
     how = "most likely actions" if parsed.greedy else "sampled actions"
     title = (
@@ -173,12 +171,10 @@ def render(arguments: list[str]) -> None:
         require_output(parsed.output, field="--output")
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
-    player = Player(parsed.run, *load_run(parsed.run, parsed.best, trust=parsed.trust))
+    learner, state = load_run(parsed.run, parsed.best, trust=parsed.trust)
     default = None if parsed.npz else _folder(parsed.run) / "episode.gif"
     for file in filter(None, (parsed.npz, parsed.output or default)):
-        written = save_episode(
-            player.learner, player.state, file, parsed.seed, parsed.greedy, parsed.fps
-        )
+        written = save_episode(learner, state, file, parsed.seed, parsed.greedy, parsed.fps)
         show(f"Wrote {written}")
 
 

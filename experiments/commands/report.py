@@ -250,13 +250,11 @@ def of_matrix(
     if len({env for _, _, env in firsts}) > 1:
         return Section(title, "", "None: the runs have different environments")
     first, *others = [Player(name, *load(run)) for name, run, _ in firsts]
-    cells = cross_play(first.learner, first.state, jax.random.key(parsed.seed), parsed.episodes,
-        name=first.name,
-                       opponents=(*others, *parsed.opponents))  # fmt: skip
-    rows = {
-        cell: statistics(episodes, first.learner.env.info_ratios)
-        for cell, episodes in cells.items()
-    }
+    learner, state = load(firsts[0][1])
+    opponents: list[Player | str] = [*others, *parsed.opponents]
+    key = jax.random.key(parsed.seed)
+    cells = cross_play(learner, state, key, parsed.episodes, name=first.name, opponents=opponents)
+    rows = {cell: statistics(episodes, learner.env.info_ratios) for cell, episodes in cells.items()}
     words = f"{parsed.episodes} episodes each, sampled actions, mean ± standard error"
     warnings = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
     which = "; first run of each configuration" if len(parsed.runs) > len(firsts) else ""

@@ -6,7 +6,7 @@ import itertools
 import re
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -123,10 +123,10 @@ def help_text(topic: str) -> str:
         return of_topic(panels, topic)
     names = {topic: [flag.split()[0].strip(",") for flag in own] for topic, own in panels.items()}
     usage = "usage: wdjax sweep PRESET [--FLAG VALUE ...]"
-    topics = [f"  {topic:8s}{', '.join(names[topic])}" for topic in ("more", "search", "pbt")]
+    lines = [f"  {topic:8s}{', '.join(names[topic])}" for topic in ("more", "search", "pbt")]
     text = [usage, "", inspect.cleandoc(SweepArguments.__doc__ or ""), "", *panels["sweep"]]
     head = ["", "topics: wdjax sweep --help TOPIC"]
-    return "\n".join([*text, *head, *topics, "  all     every flag"])
+    return "\n".join([*text, *head, *lines, "  all     every flag"])
 
 
 def sweep(arguments: list[str]) -> None:
@@ -163,7 +163,7 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     mode = "--search" if arguments.search else "--pbt" if arguments.pbt else ""
     allowed = f"omitted with {mode}. Use --set FIELD=VALUES"
     require(not (mode and points), "--point", points[:1], allowed)
-    common = {
+    common: dict[str, Any] = {
         "workdir": arguments.workdir,
         "metric": arguments.metric or None,
         "devices": arguments.devices,

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import tyro
@@ -194,7 +194,7 @@ def with_algorithms(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
     Raises:
         ValueError, TypeError: for an unknown algorithm, naming the field.
     """
-    blocks = {"policies": dict(config.policies), "teams": dict(config.teams)}
+    blocks: dict[str, Any] = {"policies": dict(config.policies), "teams": dict(config.teams)}
     for flag, value in flags_of(changes):
         match = re.fullmatch(r"--(policies|teams)\.([^.]+)\.algorithm", flag)
         if match and match[2] in blocks[match[1]]:

@@ -16,7 +16,7 @@ from wdjax.train.host.plots import quantities
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = Mapping[str, Any]  # a line of metrics.jsonl
+Row = dict[str, Any]  # a line of metrics.jsonl
 POINTS = 100  # per line over runs with different env steps
 LINES = [COLORS[name][0] for name in ("blue", "orange", "green", "magenta", "red", "grey")]
 BAND = (

@@ -215,18 +215,17 @@ def drive(  # noqa: D417  (as for `sweep`)
     return table
 
 
-def choose_metric(metric: str | None, population: Population, needed: bool = True) -> str | None:
+def choose_metric(metric: str | None, population: Population) -> str:
     """Return the metric that compares members: `metric`, or `best_metric` of the configuration.
 
     Raises:
-        ValueError: for an unknown metric, with the closest name; for none if one is `needed`.
+        ValueError: for an unknown metric, with the closest name, or for none.
     """
-    metric = metric or population.config.best_by
+    chosen = metric or population.config.best_by or ""
     words = "set, for example to POLICY/episode_return, to compare members"
-    require(metric or not needed, "metric", metric, words)
-    if metric is not None:
-        require_known("metric", metric, population.metric_names)
-    return metric
+    require(chosen, "metric", chosen or None, words)
+    require_known("metric", chosen, population.metric_names)
+    return chosen
 
 
 def read_rows(folder: Path) -> list[Row]:

@@ -80,7 +80,8 @@ def sweep(
     settings = {name: parse_values(name, several) for name, several in (values or {}).items()}
     members = make_members(base, make_points(settings, points), make_seeds(seeds, base.seed))
     populations = make_populations(members, devices, trust)
-    metric = choose_metric(metric, populations[0], needed=False)
+    if metric := metric or populations[0].config.best_by:
+        metric = choose_metric(metric, populations[0])
     asked = {
         "mode": "grid",
         "config": plain_config(base),

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -19,11 +19,14 @@ _RANGE = re.compile(r"(log|uniform|int):([^:]+):([^:]+)")
 MOST_SEEDS = 100_000  # the list of members of far more would not fit into memory
 
 
+Kind = Literal["log", "uniform", "int"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Range:
     """Numbers to sample: "uniform:0.9:0.999", "log:1e-4:1e-2" (uniform logarithm), "int:1:8"."""
 
-    kind: Literal["log", "uniform", "int"]
+    kind: Kind
     low: float
     high: float
 
@@ -89,13 +92,13 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Values]:
 
 def parse_point(settings: Iterable[str]) -> Point:
     """Return field -> value of texts "field=value"."""
-    values = parse_settings(settings)
-    for name, several in values.items():
-        single = isinstance(several, list) and len(several) == 1
-        require(
-            single, f"--point {name}", several, "one value. Use --set FIELD=VALUE,VALUE for several"
-        )
-    return {name: several[0] for name, several in values.items()}
+    point: Point = {}
+    for name, several in parse_settings(settings).items():
+        values = several if isinstance(several, list) else []
+        words = "one value. Use --set FIELD=VALUE,VALUE for several"
+        require(len(values) == 1, f"--point {name}", several, words)
+        point[name] = values[0]
+    return point
 
 
 def read_settings(file: Path) -> tuple[dict[str, Values], list[Point]]:
@@ -149,7 +152,7 @@ def parse_range(name: str, text: str) -> Values:
     finite = low < high and np.isfinite([low, high]).all()
     require(finite, name, text, "finite, with LOW below HIGH")
     require(kind != "log" or low > 0, name, text, "above 0 for log")
-    return Range(kind, low, high)
+    return Range(cast(Kind, kind), low, high)
 
 
 def yaml_list(name: str, text: str) -> list:
@@ -182,9 +185,8 @@ def make_points(settings: Mapping[str, Values], points: Sequence[Point] = ()) ->
             sorted(point),
             f"{sorted(points[0])}, as others",
         )
-    grid = [
-        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
-    ]
+    lists = cast(Mapping[str, list], settings)
+    grid = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     combined = [{**point, **values} for point in points or [{}] for values in grid]
     repeated = [point for i, point in enumerate(combined) if point in combined[:i]]
     require(not repeated, "points", repeated[:1], "different from each other")

@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from wdjax.checks import require, require_integer
-from wdjax.experiments.sweep.driver import Stopped, Sweep, choose_metric, drive, read_rows
+from wdjax.experiments.sweep.driver import (
+    Batch,
+    Stopped,
+    Sweep,
+    choose_metric,
+    drive,
+    read_rows,
+)
 from wdjax.experiments.sweep.members import (
     Member,
     Point,
@@ -164,7 +171,9 @@ def run_trials(
 ) -> Iterator[list[Row]]:
     """Ask for batches, train them and tell their results, until the study has all its trials."""
     known: list[Population] = []
-    held, members, rows = [], [], []
+    held: list[int] = []
+    members: list[Member] = []
+    rows: list[Row] = []
     for folder in (running.workdir / "batches" / f"{number:03d}" for number in itertools.count()):
         yield study.table()
         if running.stop.is_set():
@@ -194,7 +203,7 @@ def read_batch(folder: Path, ask: Callable[[], list[tuple[int, Point]]]) -> list
     """Return the (number, values) of a batch that was started, or of a new one, which is stored."""
     file = folder / "batch.json"
     if not file.exists():
-        content = [{"trial": number, "values": values} for number, values in ask()]
+        content: Any = [{"trial": number, "values": values} for number, values in ask()]
         if content:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(file, json.dumps(content) + "\n", sync=True)
@@ -229,8 +238,8 @@ def trial_members(
 
 def rung_spans(num_updates: int, halving: Halving | None) -> list[tuple[int, int]]:
     """Return the (first, last) number of updates of each rung; the last rung ends with the run."""
-    rungs = range(halving.rungs, -1, -1) if halving else ()
-    ends = [max(1, num_updates // halving.reduction**k) for k in rungs] or [num_updates]
+    reduction, rungs = (halving.reduction, halving.rungs) if halving else (1, 0)
+    ends = [max(1, num_updates // reduction**k) for k in range(rungs, -1, -1)]
     return list(itertools.pairwise([0, *ends]))
 
 
@@ -260,10 +269,11 @@ def train_trials(
     """
     trials = list(dict.fromkeys(member.point for member in members))
     reached: dict[int, list[tuple[int, float]]] = {trial: [] for trial in trials}
-    alive, batches, scores, rows = trials, [], {}, []
-    num_rungs = 1 + (halving.rungs if halving else 0)
+    batches: list[Batch] = []
+    scores: dict[int, float | None] = {}
+    alive, rows = trials, []
     with running.progress(members, folder / "rungs") as bar:
-        for rung in range(num_rungs):
+        for rung in range(1 + (halving.rungs if halving else 0)):
             going = [member for member in members if member.point in alive]
             populations = make_populations(going, running.devices, running.trust, known)
             known += populations
@@ -273,9 +283,9 @@ def train_trials(
             rows += read_rows(place)
             scores |= trial_scores(going, rows, metric)
             for trial in alive:
-                if scores[trial] is not None:
-                    reached[trial].append((steps_of(going, trial, rung, halving), scores[trial]))
-            if rung < num_rungs - 1:
+                if (score := scores[trial]) is not None:
+                    reached[trial].append((steps_of(going, trial, rung, halving), score))
+            if halving and rung < halving.rungs:
                 alive = survivors(alive, scores, halving.reduction)
     results = [Trial(n, scores[n], n not in alive, tuple(reached[n])) for n in trials]
     return results, rows
@@ -289,15 +299,17 @@ def trial_scores(
     scores: dict[int, float | None] = {}
     for trial in dict.fromkeys(member.point for member in members):
         values = [known.get(member.number) for member in members if member.point == trial]
-        scores[trial] = None if None in values else float(np.mean(values))
+        numbers = [value for value in values if value is not None]
+        scores[trial] = float(np.mean(numbers)) if len(numbers) == len(values) else None
     return scores
 
 
 def survivors(trials: Sequence[int], scores: dict[int, float | None], reduction: int) -> list[int]:
     """Return the best 1 / reduction of trials, rounded up, in their order."""
     keep = -(-len(trials) // reduction)
-    order = {trial: -np.inf if scores[trial] is None else scores[trial] for trial in trials}
-    best = sorted(trials, key=lambda trial: -order[trial])[:keep]  # of equal ones the earlier
+    known = {trial: score for trial in trials if (score := scores[trial]) is not None}
+    # of equal ones the earlier
+    best = sorted(trials, key=lambda trial: known.get(trial, -np.inf), reverse=True)[:keep]
     return [trial for trial in trials if trial in best]
 
 
@@ -322,8 +334,9 @@ def conclude(
     trial, words = best["trial"], point_words(best, varying(study.settings))
     running.say(f"Best trial: {trial} ({words}), score {best['score']:.2f}")
     known = last_known(rows, metric)
-    own = [m for m in members if m.point == trial and known.get(m.number) is not None]
-    if own:
-        member = max(own, key=lambda member: known[member.number])
+    own = [member for member in members if member.point == trial]
+    scored = [(score, member) for member in own if (score := known.get(member.number)) is not None]
+    if scored:
+        score, member = max(scored, key=lambda pair: pair[0])
         words = f"the run with seed {member.config.seed} of the best trial"
-        running.export(member.number, rows, known[member.number], words)
+        running.export(member.number, rows, score, words)

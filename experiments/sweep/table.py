@@ -109,13 +109,17 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     for column in ("score ± SD", "IQM", "P(best > this)", "seeds"):
         printed.add_column(column, justify="right")
     for point in known[:MOST_CURVES]:
-        own = np.array(scores[point])
-        middle, low, high = interval_of_mean(own)
-        better = probability_of_improvement(np.array(scores[known[0]]), own)
-        better = "" if point == known[0] else f"{better:.2f}"
+        found = np.array(scores[point])
+        middle, low, high = interval_of_mean(found)
+        better = probability_of_improvement(np.array(scores[known[0]]), found)
         interval = "[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"
-        deviation = f" ± {own.std(ddof=1):.2f}" if len(own) > 1 else ""
-        words = (f"{own.mean():.2f}{deviation}", f"{middle:.4g} {interval}", better, str(len(own)))
+        deviation = f" ± {found.std(ddof=1):.2f}" if len(found) > 1 else ""
+        words = (
+            f"{found.mean():.2f}{deviation}",
+            f"{middle:.4g} {interval}",
+            "" if point == known[0] else f"{better:.2f}",
+            str(len(found)),
+        )
         printed.add_row(*(_short(values[point][name]) for name in names), *words)
     return printed
 
@@ -133,8 +137,8 @@ def curves_by_point(
         own = [member for member in members if member.point == point]
         numbers = {member.number for member in own}
         if steps := sorted({step for number, step in values if number in numbers}):
-            found = [[values.get((member.number, step)) for step in steps] for member in own]
-            found = np.array(found, float)
+            lists = [[values.get((member.number, step)) for step in steps] for member in own]
+            found = np.array(lists, float)
             found = found[~np.isnan(found).all(axis=1)]
             known = ~np.isnan(found).any(axis=0)
             curves.append((own[0].values, np.array(steps)[known], found[:, known]))

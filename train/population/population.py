@@ -273,7 +273,9 @@ class Population:
             name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]
         }
 
-    def select(self, states: TrainState, indices: Sequence[int]) -> TrainState:
+    def select(
+        self, states: TrainState, indices: Sequence[int] | np.ndarray | jax.Array
+    ) -> TrainState:
         """Copy members: state i becomes a copy of state `indices[i]`, but keeps its random key.
 
         Copies include hyperparameters and env_params, so that `configs` no longer lists them.
