@@ -59,7 +59,7 @@ class A2C(OnPolicy):
         """Take one gradient step on all transitions. Normalizers change last."""
         options = policy.options(hypers)
         data = experience(policy, state, rollout, options.gamma, options.gae_lambda)
-        data, running, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
+        data, scale, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
         following = next_value(policy, state, rollout, data)
         advantage, target = self.advantages(policy, state, data, following)
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
@@ -74,5 +74,5 @@ class A2C(OnPolicy):
             evaluate=self.evaluate,
             normalize_advantage=options.normalize_advantage,
         )
-        state, memory = update_normalizers(state, memory, data, running)
+        state, memory = update_normalizers(state, memory, data, scale)
         return state, memory, metrics | losses

@@ -253,10 +253,10 @@ class OnPolicy(Algorithm):
     ) -> tuple[jax.Array, jax.Array]:
         losses = super().losses(policy, before, after, metrics)
         counts = ("gradient_steps", "decision_fraction", "live_fraction")
-        steps = next((metrics[name] for name in counts if name in metrics), None)
-        if steps is None:
+        took_steps = next((metrics[name] > 0 for name in counts if name in metrics), None)
+        if took_steps is None:
             return losses
-        loss, grad_norm = (jnp.where(steps > 0, values, 0.0) for values in losses)
+        loss, grad_norm = (jnp.where(took_steps, value, 0.0) for value in losses)
         return loss, grad_norm
 
     @property

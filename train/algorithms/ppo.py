@@ -104,7 +104,7 @@ class PPO(OnPolicy):
         """Take epochs x minibatches gradient steps. Normalizers change last."""
         options = policy.options(hypers)
         data = experience(policy, state, rollout, options.gamma, options.gae_lambda)
-        data, running, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
+        data, scale, key, metrics = apply_transforms(policy, state, memory, data, key, num_blocks)
         following = next_value(policy, state, rollout, data)
         advantage, target = self.advantages(policy, state, data, following)
         metrics |= rollout_metrics(policy, data.rows, advantage, target)
@@ -122,7 +122,7 @@ class PPO(OnPolicy):
             normalize_advantage=options.normalize_advantage,
             target_kl=options.target_kl,
         )
-        state, memory = update_normalizers(state, memory, data, running)
+        state, memory = update_normalizers(state, memory, data, scale)
         return state, memory, metrics | losses
 
 
