@@ -153,9 +153,8 @@ def call(command: str, *rest: str) -> None:
         )  # UntrustedModuleError
         trusting = [word for module in modules for word in ("--trust", module)]
         if trusting:
-            notes += (
-                f". Full command: {one_line(shlex.join([program(), command, *rest, *trusting]))}"
-            )
+            command_line = shlex.join([program(), command, *rest, *trusting])
+            notes += f" Full command: {one_line(command_line)}"
         sentence = f"wdjax: {one_line(error)}{notes}"
         Console(stderr=True).print(sentence, style="red", highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error

@@ -14,8 +14,21 @@ from wdjax.lazy import import_when_used
 if TYPE_CHECKING:
     from wdjax.train.algorithms.a2c import A2C
     from wdjax.train.algorithms.ddpg import DDPG
-    from wdjax.train.algorithms.fit import Batch, descend, fit, make_optimizer
-    from wdjax.train.algorithms.on_policy import OnPolicy, OnPolicyOptions
+    from wdjax.train.algorithms.fit import (
+        Batch,
+        Mean,
+        Terms,
+        descend,
+        fit,
+        make_optimizer,
+        normalized_mean,
+    )
+    from wdjax.train.algorithms.on_policy import (
+        OnPolicy,
+        OnPolicyOptions,
+        apply_transforms,
+        update_normalizers,
+    )
     from wdjax.train.algorithms.ppo import PPO, PPOOptions, policy_terms, value_error
     from wdjax.train.algorithms.replay import Replay, ReplayBatch, Steps, new_replay
     from wdjax.train.algorithms.returns import Experience, experience, gae, next_value
@@ -35,7 +48,7 @@ if TYPE_CHECKING:
     )
     from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
     from wdjax.train.networks.actor_critic import ActorCritic, Trunk
-    from wdjax.train.networks.distributions import Categorical, Gaussian
+    from wdjax.train.networks.distributions import Categorical, Distribution, Gaussian
     from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.networks.encoders import FlatEncoder, encode, encoded_size, make_encoder
     from wdjax.train.networks.memories import RecurrentMemory
@@ -54,20 +67,23 @@ if TYPE_CHECKING:
     )
     from wdjax.train.state.agents import Assignment
     from wdjax.train.state.algorithm import Algorithm
+    from wdjax.train.state.aliases import Metrics
     from wdjax.train.state.metric import Metric
     from wdjax.train.state.normalization import RunningStatistics, new_statistics, update_statistics
+    from wdjax.train.state.rollout_metrics import rollout_metrics
 
 __all__ = [
     "A2C", "DDPG", "PPO", "ActorCritic", "Algorithm", "Assignment", "Batch", "Categorical",
-    "Context", "Evaluation", "Experience", "FlatEncoder", "Gaussian", "Hypers", "Memory", "Metric",
-    "OnPolicy", "OnPolicyOptions", "PPOOptions", "Policy", "PolicyConfig", "PolicyState",
-    "RecurrentMemory", "Replay", "ReplayBatch", "Rollout", "Rows", "RunningStatistics", "Schedule",
-    "Steps", "Team", "TrainConfig", "TrainState", "Trunk", "ValueNetwork", "all_rows", "any_of", "average",
-    "block_keys", "block_numbers", "descend", "draw_blocks", "encode", "encoded_size", "experience",
-    "fit", "gae", "largest", "make_encoder", "make_optimizer", "masked_mean", "masked_variance",
-    "new_replay", "new_statistics", "next_value", "normalize", "num_shards", "own_rows",
-    "policy_terms", "sample_blocks", "smallest", "static", "total", "traced", "update_statistics",
-    "value_error",
+    "Context", "Distribution", "Evaluation", "Experience", "FlatEncoder", "Gaussian", "Hypers",
+    "Mean", "Memory", "Metric", "Metrics", "OnPolicy", "OnPolicyOptions", "PPOOptions", "Policy",
+    "PolicyConfig", "PolicyState", "RecurrentMemory", "Replay", "ReplayBatch", "Rollout", "Rows",
+    "RunningStatistics", "Schedule", "Steps", "Team", "Terms", "TrainConfig", "TrainState", "Trunk",
+    "ValueNetwork", "all_rows", "any_of", "apply_transforms", "average", "block_keys",
+    "block_numbers", "descend", "draw_blocks", "encode", "encoded_size", "experience", "fit", "gae",
+    "largest", "make_encoder", "make_optimizer", "masked_mean", "masked_variance", "new_replay",
+    "new_statistics", "next_value", "normalize", "normalized_mean", "num_shards", "own_rows",
+    "policy_terms", "rollout_metrics", "sample_blocks", "smallest", "static", "total", "traced",
+    "update_normalizers", "update_statistics", "value_error",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

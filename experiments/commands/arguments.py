@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -222,6 +223,13 @@ def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> s
         own = [name for name in inside if name.startswith(unknown[1] or "")] or inside
         if f"{unknown[1]}{unknown[2]}".replace("-", "_") in own:
             return f"{wrong}: the algorithm of this policy has no such option"
+        name = (unknown[1] or "").removeprefix("policies.").rstrip(".")
+        if not own and isinstance(policies, Mapping) and name in policies:
+            config = policies[name]
+            fields = [f.name for part in (config, config.options) for f in dataclasses.fields(part)]
+            if not difflib.get_close_matches(unknown[2].replace("-", "_"), fields):
+                reason = f"{config.algorithm} has no option {unknown[2]}"
+                return f"{wrong}: {reason}. Set --{unknown[1]}algorithm to one that has it"
         if own:
             return (
                 f"{wrong}: did you mean "

@@ -5,24 +5,27 @@ Source: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning" (201
 
 import jax
 
-from wdjax.train.algorithms.fit import Mean, Terms, normalized_mean
-from wdjax.train.algorithms.on_policy import apply_transforms, update_normalizers
 from wdjax.train.learning import (
     Batch,
     Evaluation,
     Hypers,
+    Mean,
     Memory,
+    Metrics,
     OnPolicy,
     OnPolicyOptions,
     Policy,
     PolicyState,
     Rollout,
+    Terms,
+    apply_transforms,
     experience,
     fit,
     next_value,
+    normalized_mean,
+    rollout_metrics,
+    update_normalizers,
 )
-from wdjax.train.state.aliases import Metrics
-from wdjax.train.state.rollout_metrics import rollout_metrics
 
 
 class A2C(OnPolicy):

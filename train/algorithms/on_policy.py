@@ -96,10 +96,6 @@ class OnPolicy(Algorithm):
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config = run.policy(name)
-        try:
-            self.make_distribution(config, assignment)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"policies.{name}: {error}") from None
         space = assignment.observation_space
         has_mask = without_mask(space) is not space
         group, decisions = assignment.segments[0].group, config.options.decisions_only

@@ -10,29 +10,31 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.checks import require
-from wdjax.train.algorithms.fit import Mean, Terms, normalized_mean
-from wdjax.train.algorithms.on_policy import apply_transforms, update_normalizers
 from wdjax.train.learning import (
     Assignment,
     Batch,
     Evaluation,
     Hypers,
+    Mean,
     Memory,
+    Metrics,
     OnPolicy,
     OnPolicyOptions,
     Policy,
     PolicyState,
     Rollout,
+    Terms,
     TrainConfig,
+    apply_transforms,
     experience,
     fit,
     next_value,
+    normalized_mean,
+    rollout_metrics,
     static,
     traced,
+    update_normalizers,
 )
-from wdjax.train.state.aliases import Metrics
-from wdjax.train.state.rollout_metrics import rollout_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +146,9 @@ def require_minibatches(
         size, unit = size * run.rollout_length, "transitions"
         factors = f"rollout_length {run.rollout_length} x {factors}"
     minibatches = run.policy(name).options.minibatches
-    allowed = f"a divisor of {size}, the number of {unit} per block ({factors})"
-    require(size % minibatches == 0, f"policies.{name}.minibatches", minibatches, allowed)
+    if size % minibatches:
+        allowed = f"a divisor of {size}, the number of {unit} per block ({factors})"
+        raise ValueError(f"policies.{name}.minibatches = {minibatches}: must be {allowed}")
 
 
 def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Terms:

@@ -69,7 +69,8 @@ def traced(default: Any, logged: bool = True, allowed: str = "") -> Any:
     """Return a dataclass field for a traced hyperparameter.
 
     It becomes a leaf of `TrainState.hypers`, which can be swept with vmap and changed without
-    recompilation.
+    recompilation. A field annotated with `Schedule` instead of `float` also accepts a schedule;
+    its current value is logged as `POLICY/NAME`.
 
     Args:
         default: default value.

@@ -73,6 +73,10 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
         _validate_pool(name, in_steps, env, assignment)
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
+        try:
+            algorithm.make_distribution(policy, assignment)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"policies.{name}: {error}") from None
         _validate_mask(name, assignment)
     returns = [f"{name}/episode_return" for name in config.policies]
     best = config.best_by

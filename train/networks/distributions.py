@@ -7,13 +7,52 @@ receives `to_space` of them, which differs only for squashed distributions.
 import dataclasses
 import itertools
 import math
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from wdjax.spaces import Box, Discrete, MultiDiscrete, Space
+
+
+class Distribution(Protocol):
+    """A distribution of actions: pure functions of the outputs of a network.
+
+    `outputs` are [..., num_outputs + num_free]: those of the network, then free parameters of the
+    policy that do not depend on the observation. An implementation is a frozen dataclass, because
+    it is part of the static structure of a policy. See "Another distribution" in
+    docs/how_to/own_algorithm.md.
+    """
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of the network."""
+
+    @property
+    def num_free(self) -> int:
+        """Number of outputs that are free parameters, initially 0."""
+
+    def sample(self, key: jax.Array, outputs: jax.Array) -> jax.Array:
+        """Return sampled actions, [..., *shape], drawn with one key."""
+
+    def log_prob(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
+        """Return the log probability or density of sampled actions, [...] float32."""
+
+    def entropy(self, outputs: jax.Array) -> jax.Array:
+        """Return the entropy in nats, [...] float32."""
+
+    def kl(self, outputs: jax.Array, other_outputs: jax.Array) -> jax.Array:
+        """Return KL(outputs || other_outputs) in nats, [...] float32; not used by PPO and A2C."""
+
+    def mode(self, outputs: jax.Array) -> jax.Array:
+        """Return the actions of greedy policies, [..., *shape], in the form of `sample`."""
+
+    def to_space(self, action: jax.Array) -> jax.Array:
+        """Return sampled actions as the environment receives them, before they are clipped."""
+
+    def describe(self, outputs: jax.Array) -> dict[str, jax.Array]:
+        """Return the parameters by name, leaves [..., *], for recorded episodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,9 +302,6 @@ def cumulate(values: jax.Array) -> jax.Array:
         )
     before = np.tri(size, dtype=bool)  # [i, j]: j <= i
     return jnp.sum(jnp.where(before, values[..., None, :], 0.0), axis=-1)
-
-
-Distribution = Categorical | Gaussian | SquashedGaussian
 
 
 def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:

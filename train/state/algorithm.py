@@ -52,6 +52,9 @@ class Algorithm(abc.ABC):
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:  # noqa: B027
         """Validate the configuration of a policy; the values of single fields have been checked.
 
+        This is called before `make_distribution` and `make_network`. An override calls
+        `super().check(name, run, assignment)` last, so that its own errors come first.
+
         Args:
             name: name of the policy.
             run: configuration of the run.
@@ -112,7 +115,15 @@ class Algorithm(abc.ABC):
         return None
 
     def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
-        """Return the distribution of actions; its `to_space` maps actions into the action space."""
+        """Return the distribution of actions; its `to_space` maps actions into the action space.
+
+        Args:
+            config: configuration of the policy.
+            assignment: its agents and their spaces.
+
+        Raises:
+            ValueError, TypeError: if the algorithm does not support the action space.
+        """
         return make_distribution(assignment.action_space)
 
     @abc.abstractmethod

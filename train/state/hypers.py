@@ -143,8 +143,9 @@ def changed_hypers(
         policy, _, field = OLD_BLOCK.sub(".", name, count=1).partition(".")
         known = [f"{policy}.{own}" for policy, values in hypers.items() for own in values]
         require_known("hyperparameter", f"{policy}.{field}", known)
-        require_number(name, hypers[policy].field(field), value)
-        changed[policy][field] = _like(name, hypers[policy][field], value)
+        facts = hypers[policy].field(field)
+        require_number(name, facts, value)
+        changed[policy][field] = _like(name, facts, hypers[policy][field], value)
     return changed
 
 
@@ -162,7 +163,7 @@ def require_number(name: str, field: dataclasses.Field, value: object) -> None:
         numbers.dtype.kind in "iuf",
         name,
         value,
-        "a number, or one per population member",
+        "a number, or one per population member. Set schedules in the configuration",
         TypeError,
     )
     for number in numbers.ravel().tolist():
@@ -170,13 +171,18 @@ def require_number(name: str, field: dataclasses.Field, value: object) -> None:
 
 
 def _like(
-    name: str, old: jax.Array | ScheduleArrays, new: chex.ArrayTree
+    name: str,
+    field: dataclasses.Field,
+    old: jax.Array | ScheduleArrays,
+    new: chex.ArrayTree,
 ) -> jax.Array | ScheduleArrays:
     value = jnp.asarray(new, jnp.float32)
     members = old.values.shape[:-1] if isinstance(old, ScheduleArrays) else old.shape
     allowed = (
         f"() or {members}, one number per member" if members else "(), as the state is a single run"
     )
+    if is_scheduled(field) and not members:
+        allowed += ". Set schedules in the configuration"
     require(value.shape in ((), members), f"shape of {name}", value.shape, allowed)
     if not isinstance(old, ScheduleArrays):
         return jnp.broadcast_to(value, old.shape)

@@ -7,7 +7,14 @@ from typing import Any, TypeVar
 
 from wdjax.checks import did_you_mean, require, require_known
 from wdjax.named import find_named
-from wdjax.train.config.facts import changed, default_of, is_required, leaves
+from wdjax.train.config.facts import (
+    changed,
+    default_of,
+    is_required,
+    is_scheduled,
+    is_traced,
+    leaves,
+)
 from wdjax.train.config.reading import SHORT, from_mapping, register, unknown_field
 from wdjax.train.config.schema import PolicyConfig, TeamConfig, TrainConfig
 from wdjax.train.state.algorithm import Algorithm, NoOptions
@@ -288,7 +295,19 @@ def with_options(path: str, config: ConfigT) -> ConfigT:
     if isinstance(given, Mapping):
         owned = cls.__dataclass_fields__
         given = without_unused(path, given, config.algorithm, owned, type(config))
+        require_no_schedules(path, cls, given)
     return dataclasses.replace(config, options=from_mapping(cls, given, f"{path}."))
+
+
+def require_no_schedules(path: str, cls: OptionsClass, given: Mapping[str, object]) -> None:
+    """Raise TypeError, with the annotation to use, for a schedule of a custom option."""
+    for name, value in given.items():
+        field = cls.__dataclass_fields__[name]
+        owner = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", ()))
+        is_custom = is_traced(field) and not owner.__module__.startswith("wdjax.train.algorithms.")
+        if is_custom and not is_scheduled(field) and isinstance(value, (list, tuple, Mapping)):
+            use = "To allow a schedule, annotate the field with wdjax.train.learning.Schedule"
+            raise TypeError(f"{path}.{name} = {value!r}: must be a number. {use}")
 
 
 def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
