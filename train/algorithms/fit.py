@@ -184,7 +184,12 @@ def fit(
 
 
 def normalized_mean(batch: Batch, normalize_advantage: bool) -> Terms:
-    """Return the metric `normalized_advantage_mean` as a term, [B], or {} without normalization."""
+    """Return the metric `normalized_advantage_mean` as a term, [B], or {} without normalization.
+
+    Args:
+        batch: the transitions, leaves [B, ...].
+        normalize_advantage: as for `fit`.
+    """
     return {"normalized_advantage_mean": batch.advantage} if normalize_advantage else {}
 
 
