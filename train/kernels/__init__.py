@@ -1,1 +1,1 @@
-"""Kernels (Pallas, Triton) for the networks of A2C and PPO on NVIDIA GPUs. Plain XLA says the same and tests them."""
+"""Kernels (Pallas, Triton) for A2C and PPO on NVIDIA GPUs, tested against plain XLA."""

@@ -1,10 +1,10 @@
-"""Acting as one kernel: from observations to drawn actions, their log-probabilities and values, in one launch.
+"""Acting as one kernel: actions, log-probabilities and values of observations in one launch.
 
-A program takes a block of rows through the whole network; what is between its layers stays in registers.
+A program computes the whole network for a block of rows; hidden layers stay in registers.
 """
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.train.kernels.layers import (
     ACTIVATIONS,
+    Ref,
     Shape,
+    Span,
     Tower,
     chunk_of,
     column,
@@ -23,23 +25,29 @@ from wdjax.train.kernels.layers import (
     product,
 )
 
-ROWS = 64  # of a program
-FEW_ROWS = 32  # of a program where there are so few that it counts how long each takes
+ROWS = 64  # rows of a program
+FEW_ROWS = 32  # rows of a program if there are at most FEW, where the latency of a program matters
 FEW = 2**12
 WARPS = 4
 
 
 def act_kernel(
-    shape: Shape, towers: tuple[Tower, ...], inputs: jax.Array, uniform: jax.Array, with_log_prob: bool,
+    shape: Shape,
+    towers: tuple[Tower, ...],
+    inputs: jax.Array,
+    uniform: jax.Array,
+    with_log_prob: bool,
     interpret: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:  # fmt: skip
-    """Draws actions of a policy: `Categorical.choose` of the network's outputs, its value, and where asked log pi(a).
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Sample actions of a policy by `Categorical.choose`.
 
     Args:
-        towers: `transposed` ones of an actor-critic.
-        inputs: [R, num_inputs] float32, observations in a row.
+        shape: static sizes of the policy.
+        towers: towers of its network, `transposed`.
+        inputs: [R, num_inputs] float32, flattened observations.
         uniform: [R, components] float32 in [0, 1).
-        interpret: step by step in XLA, on any device, for tests.
+        with_log_prob: whether to compute log pi(a).
+        interpret: run step by step in XLA on any device, for tests.
 
     Returns:
         (action [R, components] int32, value [R] float32, log_prob [R] float32 or None).
@@ -57,15 +65,13 @@ def act_kernel(
 
 
 def _kernel(
-    inputs_ref: Any, uniform_ref: Any, *refs: Any, shape: Shape, num_rows: int, rows: int
+    inputs_ref: Ref, uniform_ref: Ref, *refs: Ref, shape: Shape, num_rows: int, rows: int
 ) -> None:
     layers = len(shape.widths) - 1
     num_weights = 2 * layers * (1 if shape.shared else 2)
     weights, (action_ref, value_ref, *log_prob_ref) = refs[:num_weights], refs[num_weights:]
     row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
-    row = jnp.minimum(
-        row, num_rows - 1
-    )  # what is beyond the last row repeats it, and writes the same
+    row = jnp.minimum(row, num_rows - 1)  # surplus lanes repeat the last row and its writes
     outputs = run_tower(inputs_ref, row, weights[: 2 * layers], shape)
     value = column(outputs, shape.num_outputs)
     if not shape.shared:
@@ -82,18 +88,32 @@ def _kernel(
 
 
 def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax.Array:
-    """Returns the action of one component that a number in [0, 1) stands for, [B] int32: `Categorical.choose`."""
+    """Return the action of one component, [B] int32, see `Categorical.choose`.
+
+    Args:
+        outputs: [B, columns].
+        uniform: [B] in [0, 1).
+        first: first column of the component.
+        size: number of its columns.
+    """
     inside, top = component_columns(outputs, first, size)
     weight = jnp.where(inside, jnp.exp(outputs - top), 0.0)
-    # sums of parts may fall by rounding, or rise where nothing is added: only what has a weight can be chosen
+    # rounding may decrease partial sums, or increase them at weight 0: choose only weights above 0
     cumulated = jnp.where(weight > 0.0, jnp.cumsum(weight, axis=1), 0.0)
     above = cumulated > (uniform * jnp.max(cumulated, axis=1))[:, None]
     columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
     return jnp.min(jnp.where(above, columns - first, size - 1), axis=1)
 
 
-def run_tower(inputs_ref: Any, row: jax.Array, refs: Any, shape: Shape) -> jax.Array:
-    """Returns the outputs [B, columns] of a tower for the rows of a program; the first two layers chunk by chunk."""
+def run_tower(inputs_ref: Ref, row: jax.Array, refs: Sequence[Ref], shape: Shape) -> jax.Array:
+    """Return the outputs [B, columns] of a tower; the first two layers are computed in chunks.
+
+    Args:
+        inputs_ref: flat inputs of all rows.
+        row: [B] int32, the rows of the program.
+        refs: matrix and bias of each layer.
+        shape: static sizes of the policy.
+    """
     inputs = load_inputs(inputs_ref, row, shape)
     chunk = chunk_of(shape)
 
@@ -111,16 +131,18 @@ def run_tower(inputs_ref: Any, row: jax.Array, refs: Any, shape: Shape) -> jax.A
     return outputs
 
 
-def load_inputs(inputs_ref: Any, row: jax.Array, shape: Shape) -> list[jax.Array]:
-    """Reads the inputs of a block of rows in pieces, each as wide as a power of two: 71 are 64 and 16, not 128."""
+def load_inputs(inputs_ref: Ref, row: jax.Array, shape: Shape) -> list[jax.Array]:
+    """Load the inputs of a block in pieces with powers of two as widths: 71 as 64 and 16."""
     return [
         load_rows(inputs_ref, row, first, width, shape.num_inputs).astype(shape.dtype)
         for first, width in pieces(shape.num_inputs)
     ]
 
 
-def first_layer(inputs: list[jax.Array], refs: Any, units: Any, shape: Shape) -> jax.Array:
-    """Returns some units of the first hidden layer, [B, chunk]."""
+def first_layer(
+    inputs: list[jax.Array], refs: Sequence[Ref], units: Span, shape: Shape
+) -> jax.Array:
+    """Return some units of the first hidden layer, [B, chunk]."""
     sums = refs[1][units][None, :]
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
         sums = sums + product(piece, refs[0][units, first : first + width].T, shape.dtype)
@@ -128,7 +150,7 @@ def first_layer(inputs: list[jax.Array], refs: Any, units: Any, shape: Shape) ->
 
 
 def pieces(size: int) -> list[tuple[int, int]]:
-    """Returns (first, width) of pieces that cover a size: widths are powers of two, at least 16."""
+    """Return (first, width) of pieces that cover a size; widths are powers of two, at least 16."""
     found, first = [], 0
     while first < size:
         width = max(16, 1 << ((size - first).bit_length() - 1))

@@ -1,25 +1,29 @@
-"""A gradient of A2C's or PPO's loss as one kernel: observations in, sums of gradients and of metrics out.
+"""Gradients of a loss (A2C, PPO) as one kernel: from observations to sums of gradients and metrics.
 
-Every program takes blocks of rows, one after another, through a whole tower and back. No activation is ever written;
-what is, once, are each program's gradients of all matrices, which stay in registers until then, and are then summed.
-Wide towers are in train/kernels/gradient_wide.py.
+Each program runs blocks of rows, one after the other, forward and backward through a tower. No
+activation is written to memory. The gradients of all matrices stay in registers; each program
+writes them once, and they are summed afterwards. Wide towers: train/kernels/gradient_wide.py.
 
-Two towers, one for the policy and one for the value, are two launches: no term of the loss knows both.
+Two towers, for policy and value, are two launches: no term of the loss depends on both.
 
-Products of float32 round to tf32, which has 11 significant bits, and so has float16, which tensor cores take twice as
-fast. Where activations are bounded (tanh), all products but the first layer's are therefore float16's. What it lacks is
-range: gradients are divided by the largest one of the outputs that a program has seen until then, and what is rounded
-off a gradient is at most 2^-12 of it, or 2^-25 of the largest; off an activation h 2^-11, and so 2^-10 off its slope
-1 - h^2, by which saturated units, whose slopes are less, learn inexactly. Observations beyond 65504 count as that for
-the gradient of their matrix. Other activations have float32 throughout.
+Products of float32 round to tf32 with 11 significant bits. float16 has as many, and tensor cores
+multiply it twice as fast. With bounded activations (tanh), all layers except the first therefore
+use float16. Its range is small, so gradients are divided by the largest gradient of the outputs
+that the program has seen. Rounding errors are at most
 
-A column of ones beside the inputs makes the first bias a row of its matrix.
+* 2^-12 of a gradient, or 2^-25 of the largest gradient,
+* 2^-11 of an activation h, hence 2^-10 of its slope 1 - h^2. Saturated units have smaller slopes,
+  so their gradients are inexact.
+
+For the gradient of the first matrix, observations are clipped to 65504. Other activations use
+float32 throughout.
+
+The inputs have an additional column of ones, which makes the first bias a row of its matrix.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +33,7 @@ from wdjax.train.kernels.layers import (
     ACTIVATIONS,
     MIN_SIZE,
     SLOPES,
+    Ref,
     Shape,
     Tower,
     column,
@@ -38,42 +43,48 @@ from wdjax.train.kernels.layers import (
     product,
     towers_of,
 )
-from wdjax.train.kernels.loss import study
-from wdjax.train.state.engine import BatchRows
+from wdjax.train.kernels.loss import Options, study
+from wdjax.train.state.aliases import Params
+from wdjax.train.state.engine import BatchRows, Loss
 from wdjax.train.state.rows import Evaluation
 
-ROWS = 64  # of a block
-PROGRAMS = 264  # at most: two for each of an H200's 132 multiprocessors, as many as registers let it run at once
+ROWS = 64  # rows of a block
+PROGRAMS = 264  # at most two for each of 132 multiprocessors of an H200, limited by registers
 WARPS = 4
 HALF, MAX_HALF = "float16", 65504.0
-TINY = 1e-30  # the least that a gradient is divided by: rows may all be dead
-BOTH, POLICY, VALUE = "both", "policy", "value"  # what a tower's outputs are
+TINY = 1e-30  # smallest divisor of gradients, if no row is valid
+BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What fixes the kernels of a gradient."""
+    """Static part of the kernels of a gradient."""
 
     shape: Shape
-    loss: Callable
-    """of a batch, which kernels trace: `PPO.loss`"""
-    options: Any
-    """of the algorithm, by which the loss gets what is not traced"""
+    loss: Loss
+    """loss of a batch, such as `PPO.loss`, which the kernels trace"""
+    options: Options
+    """options of the algorithm; traced fields that the loss reads are replaced"""
     row_names: list[str]
     hyper_names: list[str]
     term_names: list[str]
-    """of what `loss_sums` sums, sorted, as the leaves of a dict are"""
+    """names of the terms that `loss_sums` returns, sorted like the leaves of a dict"""
     of_value: frozenset[str]
-    """those that the tower of the value computes, where it has its own"""
+    """names of the terms that a separate tower of the value computes"""
     interpret: bool
 
     def loss_sums(
-        self, outputs: jax.Array, actions: list[jax.Array], row: Mapping[str, jax.Array], part: str,
+        self,
+        outputs: jax.Array,
+        actions: list[jax.Array],
+        row: dict[str, jax.Array],
+        part: str,
         hypers: Mapping[str, jax.Array],
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
-        """Returns (the sum of the loss over the live rows of a block, its terms where live, 0 elsewhere, [B] each).
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return (sum of the loss over the valid rows of a block, its terms, [B] each).
 
-        Of a tower that is only policy or only value, the other's terms are constants, and mean nothing.
+        Terms are 0 in other rows. For a tower of the policy or of the value only, the terms of the
+        other one are constants without meaning.
         """
         value = (
             row["value"]
@@ -85,42 +96,44 @@ class Task:
         else:
             log_prob, entropy = log_prob_and_entropy(outputs, actions, self.shape)
 
-        def of_rows(terms: dict) -> dict:
+        def of_rows(terms: dict[str, jax.Array]) -> dict[str, jax.Array]:
             return {name: jnp.where(row["valid"], values, 0.0) for name, values in terms.items()}
 
         options = dataclasses.replace(self.options, **hypers)
-        loss, found = self.loss(
-            Evaluation(log_prob, entropy, value), BatchRows(**row), options, of_rows
-        )
+        new, batch = Evaluation(log_prob, entropy, value), BatchRows(**row)  # type: ignore[arg-type]  # no `extra`
+        loss, found = self.loss(new, batch, options, of_rows)
         return jnp.sum(loss), found
 
 
 def prepare(
-    shape: Shape, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], loss: Callable, options: Any,
+    shape: Shape,
+    inputs: jax.Array,
+    action: jax.Array,
+    row: Mapping[str, jax.Array],
+    loss: Loss,
+    options: Options,
     interpret: bool,
-) -> tuple[Task, tuple, dict[str, jax.Array]]:  # fmt: skip
-    """Returns (task; inputs and actions flat, hypers in one array; the rest of the rows), as kernels read them."""
+) -> tuple[Task, tuple[jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
+    """Return (task, (flat inputs, flat actions, hyperparameters), other fields of the rows)."""
     read, terms, of_value, *_ = study(loss, options, row)
     numbers = jnp.stack(
         [jnp.float32(getattr(options, name)) for name in read] or [jnp.float32(0.0)]
     )
-    data, row = (
-        (inputs.reshape(-1), action.reshape(-1), numbers),
-        {**row, "valid": row["valid"].astype(jnp.int8)},
-    )
+    data = inputs.reshape(-1), action.reshape(-1), numbers
+    row = {**row, "valid": row["valid"].astype(jnp.int8)}
     static = dataclasses.replace(options, **dict.fromkeys(read, 0.0))
     return Task(shape, loss, static, list(row), read, terms, of_value, interpret), data, row
 
 
 def load_block(
-    row_refs: Mapping[str, Any],
-    action_ref: Any,
+    row_refs: Mapping[str, Ref],
+    action_ref: Ref,
     start: jax.Array,
     rows: int,
     num_rows: int,
     shape: Shape,
 ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
-    """Returns (places, actions by component, row) of a block; what is beyond the last row is not live."""
+    """Return (indices, actions by component, row) of a block; surplus lanes are invalid."""
     place = start + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     index = jnp.minimum(place, num_rows - 1)
     components = len(shape.sizes)
@@ -130,25 +143,32 @@ def load_block(
 
 
 def gradient_kernel(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], loss: Callable,
-    options: Any, interpret: bool = False,
-) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
-    """Returns (gradients of the loss summed over live rows, like params; the sums of its terms over them).
+    shape: Shape,
+    params: Params,
+    inputs: jax.Array,
+    action: jax.Array,
+    row: Mapping[str, jax.Array],
+    loss: Loss,
+    options: Options,
+    interpret: bool = False,
+) -> tuple[Params, dict[str, jax.Array]]:
+    """Return (gradients of the loss summed over valid rows, sums of its terms).
 
     Args:
-        params: of an actor-critic.
-        inputs: [R, num_inputs] float32, observations in a row.
+        shape: static sizes of the policy.
+        params: parameters of its actor-critic network.
+        inputs: [R, num_inputs] float32, flattened observations.
         action: [R, components] int32.
-        row: {name: [R] float32}, "value" among them, and "valid", bool.
-        loss: as `PPO.loss`.
-        options: of the algorithm, traced fields as scalars.
-        interpret: step by step in XLA, on any device, for tests.
+        row: {name: [R] float32}, including "value", and "valid", bool.
+        loss: loss of a batch, such as `PPO.loss`.
+        options: options of the algorithm, with traced fields as scalars.
+        interpret: run step by step in XLA on any device, for tests.
     """
     towers, back = jax.vjp(
         lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params
     )
-    task, *arguments = prepare(shape, inputs, action, row, loss, options, interpret)
-    run = functools.partial(_tower_gradient, task, *arguments)
+    task, data, fields = prepare(shape, inputs, action, row, loss, options, interpret)
+    run = functools.partial(_tower_gradient, task, data, fields)
     if shape.shared:
         grad, sums = run(towers[0], BOTH)
         return back([grad])[0], sums
@@ -161,18 +181,22 @@ def gradient_kernel(
 
 
 def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
-    """Returns (the first layer's matrix with its bias as row `num_inputs`, the other layers)."""
+    """Return (matrix of the first layer with its bias as row `num_inputs`, other layers)."""
     (kernel, bias), *others = tower
     kernel = jnp.pad(kernel, ((0, padded(shape.num_inputs + 1) - kernel.shape[0]), (0, 0)))
     return kernel.at[shape.num_inputs].set(bias), tuple(others)
 
 
 def _tower_gradient(
-    task: Task, data: tuple, row: Mapping[str, jax.Array], tower: Tower, part: str
-) -> tuple[Tower, dict[str, jax.Array]]:
+    task: Task,
+    data: tuple[jax.Array, ...],
+    row: Mapping[str, jax.Array],
+    tower: tuple[jax.Array, Tower],
+    part: str,
+) -> tuple[tuple[jax.Array, Tower], dict[str, jax.Array]]:
     num_rows = row["valid"].shape[0]
     rows = min(ROWS, padded(num_rows))
-    blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # of a program
+    blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # per program
     programs = pallas.cdiv(num_rows, rows * blocks)
     dtype, (first, others) = dtype_of(task.shape), tower
     weights, tree = jax.tree.flatten(
@@ -191,18 +215,22 @@ def _tower_gradient(
     return total, dict(zip(task.term_names, jnp.sum(sums, axis=0), strict=False))
 
 
-# In a kernel.
+# Inside a kernel
 
 
 def _kernel(
-    inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task, part: str, num_rows: int, rows: int,
+    inputs_ref: Ref,
+    action_ref: Ref,
+    hypers_ref: Ref,
+    *refs: Ref,
+    task: Task,
+    part: str,
+    num_rows: int,
+    rows: int,
     blocks: int,
-) -> None:  # fmt: skip
-    shape, row_refs, refs = (
-        task.shape,
-        dict(zip(task.row_names, refs, strict=False)),
-        refs[len(task.row_names) :],
-    )
+) -> None:
+    shape, row_refs = task.shape, dict(zip(task.row_names, refs, strict=False))
+    refs = refs[len(task.row_names) :]
     weight_refs, grad_refs, sums_ref = refs[: len(refs) // 2], refs[len(refs) // 2 : -1], refs[-1]
     hypers = {name: hypers_ref[i] for i, name in enumerate(task.hyper_names)}
     program, scaled = pallas.program_id(), dtype_of(shape) == HALF
@@ -221,7 +249,7 @@ def _kernel(
 
         gradient, found = jax.grad(loss, has_aux=True)(outputs)
         grads, sums, top = carry
-        if scaled:  # by the largest until now; a NaN stays one, whether or not max sees it, and infinity becomes one
+        if scaled:  # divided by the running maximum; infinity becomes NaN
             larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))
             grads = [grad * (top / larger) for grad in grads]
             gradient, top = gradient * (1.0 / larger), larger
@@ -235,7 +263,7 @@ def _kernel(
     carry = (zeros, jnp.zeros((rows, sums_ref.shape[1])), jnp.float32(TINY if scaled else 1.0))
     grads, sums, top = jax.lax.fori_loop(0, blocks, add, carry)
     for ref, grad in zip(grad_refs, grads, strict=True):
-        if ref.ndim == 2:  # of a bias, for all programs
+        if ref.ndim == 2:  # gradient of a bias, by program
             grad = column(grad, 0)
         elif ref.shape[1] <= ref.shape[2]:
             grad = grad.T
@@ -244,25 +272,23 @@ def _kernel(
 
 
 def dtype_of(shape: Shape) -> str:
-    """Returns what products take, but the first layer's to its outputs, which always takes float32."""
+    """Return the dtype of the inputs of all products but the first, whose inputs are float32."""
     return HALF if shape.activation == "tanh" else "float32"
 
 
 def forward(
-    refs: Sequence[Any], inputs: jax.Array, task: Task
+    refs: Sequence[Ref], inputs: jax.Array, task: Task
 ) -> tuple[jax.Array, list[jax.Array], list[Callable[[jax.Array], jax.Array]]]:
-    """Runs a block of rows through a tower whose matrices lie in memory; sums are float32.
+    """Run a block of rows through a tower with its matrices in memory. Sums are float32.
 
     Returns:
-        (outputs [B, columns], what went into every layer, the ways back through the activations).
+        (outputs [B, columns], inputs of each layer, backward function of each activation).
     """
     dtype = dtype_of(task.shape)
     outputs = product(inputs, refs[0][...], "float32")
-    # Observations are not bounded, but float32 for the gradient of the first matrix is 17 % more instructions: clipped.
-    features, backs = (
-        [jnp.clip(inputs, -MAX_HALF, MAX_HALF).astype(HALF) if dtype == HALF else inputs],
-        [],
-    )
+    # clipped for the gradient of the first matrix, which in float32 takes 17 % more instructions
+    features = [jnp.clip(inputs, -MAX_HALF, MAX_HALF).astype(HALF) if dtype == HALF else inputs]
+    backs: list[Callable[[jax.Array], jax.Array]] = []
     for kernel, bias in zip(refs[1::2], refs[2::2], strict=True):
         hidden, back = activate(outputs, task)
         outputs = product(hidden, kernel[...], dtype) + bias[...][None, :]
@@ -272,17 +298,25 @@ def forward(
 
 
 def backward(
-    refs: Sequence[Any],
+    refs: Sequence[Ref],
     features: list[jax.Array],
     backs: list[Callable[[jax.Array], jax.Array]],
     gradient: jax.Array,
 ) -> list[jax.Array]:
-    """Returns a block's gradients of a tower's matrices and biases, from the gradient of its outputs [B, columns].
+    """Return the gradients of the matrices and biases of a tower for a block.
 
-    Of a matrix that is not upright, the transposed one: tensor cores want the longer side first. Of a bias, every
-    column of [outputs, MIN_SIZE]: a product with ones is cheaper than a sum over rows.
+    Gradients of matrices with more columns than rows are transposed: tensor cores expect the longer
+    side first. Gradients of biases are [outputs, MIN_SIZE] with equal columns: a product with ones
+    is cheaper than a sum over rows.
+
+    Args:
+        refs: matrix of the first layer, then matrix and bias of each other layer.
+        features: from `forward`.
+        backs: from `forward`.
+        gradient: [B, columns] of the outputs.
     """
-    grads, dtype = [], features[0].dtype
+    grads: list[jax.Array] = []
+    dtype = features[0].dtype
     ones = jnp.ones((gradient.shape[0], MIN_SIZE), dtype)
     for i in reversed(range(len(features))):
         gradient = gradient.astype(dtype)
@@ -297,14 +331,14 @@ def backward(
 
 
 def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Returns (act(values), gradient of these -> gradient of the values), from what was returned where that is enough:
-    that is in registers anyway."""
+    """Return (act(values), its backward function).
+
+    The backward function reads act(values), which stays in registers, if that suffices.
+    """
     name, dtype = task.shape.activation, dtype_of(task.shape)
-    act = ACTIVATIONS[name]
+    act: Callable[[jax.Array], jax.Array] = ACTIVATIONS[name]
     if name == "tanh" and not task.interpret:
-        act = (
-            pallas.approx_tanh
-        )  # one instruction; its error, 2^-11, is what rounding to float16 loses anyway
+        act = pallas.approx_tanh  # one instruction, with the error of rounding to float16, 2^-11
     if name in SLOPES:
         after = act(values).astype(dtype)
         return after, lambda gradient: gradient.astype(dtype) * SLOPES[name](after)
@@ -313,7 +347,7 @@ def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Ar
 
 
 def as_columns(rows: Sequence[jax.Array], width: int) -> jax.Array:
-    """Returns numbers of rows, [B] each, as the first columns of [B, width]."""
+    """Return numbers of rows, [B] each, as the first columns of [B, width]."""
     together = jnp.zeros((rows[0].shape[0], width))
     columns = jax.lax.broadcasted_iota(jnp.int32, together.shape, 1)
     for i, values in enumerate(rows):

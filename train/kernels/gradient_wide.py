@@ -1,14 +1,13 @@
-"""The same gradient for two wide hidden layers: two kernels, and products of what they write.
+"""Gradients of a loss for two wide hidden layers, as two kernels and matrix products in XLA.
 
-The first takes a block of rows through the network and the loss and writes the hidden layers h_1, h_2 and the gradient
-of the outputs; the second goes back, dh_2 = (do W_3^T) act'(h_2), dh_1 = (dh_2 W_2^T) act'(h_1). The gradients of the
-matrices are then x^T dh_1, h_1^T dh_2 and h_2^T do, which XLA hands to its library. All that is written has the compute
-dtype, and lives for CHUNK_ROWS rows only.
+The first kernel runs a block of rows through the network and the loss. It writes the hidden layers
+h_1, h_2 and the gradient of the outputs, do. The second kernel computes
+dh_2 = (do W_3^T) act'(h_2) and dh_1 = (dh_2 W_2^T) act'(h_1). The gradients of the matrices are
+x^T dh_1, h_1^T dh_2 and h_2^T do. Intermediate arrays have the compute dtype and CHUNK_ROWS rows.
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -19,32 +18,46 @@ from wdjax.train.kernels.gradient import BOTH, Task, load_block, prepare
 from wdjax.train.kernels.layers import (
     ACTIVATIONS,
     SLOPES,
+    Ref,
     Shape,
+    Tower,
     chunk_of,
     product,
     towers_of,
     transposed,
 )
+from wdjax.train.kernels.loss import Options
+from wdjax.train.state.aliases import Params
+from wdjax.train.state.engine import Loss
 
-ROWS = 128  # of a program
+ROWS = 128  # rows of a program
 WARPS = 8
-CHUNK_ROWS = 2**18  # whose hidden layers are in memory at once
+CHUNK_ROWS = 2**18  # rows whose hidden layers are in memory at once
+
+Sums = tuple[Tower, jax.Array]
+"""(gradients of a tower, sums of the terms of a loss)"""
 
 
 def wide_gradient(
-    shape: Shape, params: Any, inputs: jax.Array, action: jax.Array, row: Mapping[str, jax.Array], loss: Callable,
-    options: Any, interpret: bool = False,
-) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
-    """What `gradient_kernel` does, with the same arguments, for two hidden layers of up to MAX_WIDTH units."""
+    shape: Shape,
+    params: Params,
+    inputs: jax.Array,
+    action: jax.Array,
+    row: Mapping[str, jax.Array],
+    loss: Loss,
+    options: Options,
+    interpret: bool = False,
+) -> tuple[Params, dict[str, jax.Array]]:
+    """Return gradients and sums as `gradient_kernel`, for two hidden layers of up to MAX_WIDTH."""
     num_rows = row["valid"].shape[0]
     (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
-    task, data, row = prepare(shape, inputs, action, row, loss, options, interpret)
+    task, data, fields = prepare(shape, inputs, action, row, loss, options, interpret)
     size = min(CHUNK_ROWS, pallas.cdiv(num_rows, ROWS) * ROWS)
 
-    def step(sums: Any, start: jax.Array) -> tuple[Any, None]:
-        # as data: policies that differ in their rows alone are then one kernel to compile
+    def step(sums: Sums, start: jax.Array) -> tuple[Sums, None]:
+        # as data: policies with different numbers of rows compile one kernel
         part = jnp.stack([start, jnp.int32(num_rows)])
-        return jax.tree.map(jnp.add, sums, _chunk(task, part, data, row, tower, size)), None
+        return jax.tree.map(jnp.add, sums, _chunk(task, part, data, fields, tower, size)), None
 
     starts = jnp.arange(pallas.cdiv(num_rows, size), dtype=jnp.int32) * size
     zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(task.term_names))
@@ -53,10 +66,23 @@ def wide_gradient(
 
 
 def _chunk(
-    task: Task, part: jax.Array, data: tuple, row: Mapping[str, jax.Array], tower: Any, size: int
-) -> tuple[Any, jax.Array]:
-    """Returns (gradients like the tower, sums of terms) of `size` rows; `part`: [2], the first of them, and the number
-    of all rows."""
+    task: Task,
+    part: jax.Array,
+    data: tuple[jax.Array, ...],
+    row: Mapping[str, jax.Array],
+    tower: Tower,
+    size: int,
+) -> Sums:
+    """Return (gradients of the tower, sums of terms) of `size` rows.
+
+    Args:
+        task: static part of the kernels.
+        part: [2] int32, the first of these rows, and the number of all rows.
+        data: from `prepare`.
+        row: fields of all rows, from `prepare`.
+        tower: matrix and bias of each layer.
+        size: number of rows.
+    """
     shape, dtype, blocks = task.shape, jnp.dtype(task.shape.dtype), size // ROWS
     w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
@@ -67,10 +93,16 @@ def _chunk(
     )
     x, h1, h2, do, db3, sums = call(
         functools.partial(_forward, task=task),
-        out_shape=[written(num_inputs), written(w1.shape[1]), written(w2.shape[1]), written(w3.shape[1]),
-                   partial(w3.shape[1]), partial(len(task.term_names))],
+        out_shape=[
+            written(num_inputs),
+            written(w1.shape[1]),
+            written(w2.shape[1]),
+            written(w3.shape[1]),
+            partial(w3.shape[1]),
+            partial(len(task.term_names)),
+        ],
         name="wide_forward",
-    )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())  # fmt: skip
+    )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())
     dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape),
         out_shape=[
@@ -93,13 +125,10 @@ def _chunk(
 
 
 def _forward(
-    part_ref: Any, inputs_ref: Any, action_ref: Any, hypers_ref: Any, *refs: Any, task: Task
+    part_ref: Ref, inputs_ref: Ref, action_ref: Ref, hypers_ref: Ref, *refs: Ref, task: Task
 ) -> None:
-    shape, weights, row_refs = (
-        task.shape,
-        refs[:6],
-        dict(zip(task.row_names, refs[6:-6], strict=True)),
-    )
+    shape, weights = task.shape, refs[:6]
+    row_refs = dict(zip(task.row_names, refs[6:-6], strict=True))
     x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
     program = pallas.program_id()
     index, actions, row = load_block(
@@ -135,9 +164,18 @@ def _forward(
 
 
 def _backward(
-    do_ref: Any, h1_ref: Any, h2_ref: Any, w2_ref: Any, w3_ref: Any, dh1_ref: Any, dh2_ref: Any, db1_ref: Any,
-    db2_ref: Any, *, shape: Shape,
-) -> None:  # fmt: skip
+    do_ref: Ref,
+    h1_ref: Ref,
+    h2_ref: Ref,
+    w2_ref: Ref,
+    w3_ref: Ref,
+    dh1_ref: Ref,
+    dh2_ref: Ref,
+    db1_ref: Ref,
+    db2_ref: Ref,
+    *,
+    shape: Shape,
+) -> None:
     program = pallas.program_id()
     own = pallas.span(program * ROWS, ROWS)
     slope, chunk = SLOPES[shape.activation], chunk_of(shape)

@@ -1,14 +1,16 @@
-"""What the kernels of feed-forward policies share: the network as towers of layers, in memory and in a kernel.
+"""Networks of feed-forward policies as towers of layers, in memory and inside a kernel.
 
-A tower is hidden layers and a linear one behind them. An actor-critic with one trunk is one tower whose last layer
-holds the columns of the policy and then that of the value; one with two trunks is two towers. Matrices are padded with
-zeros to powers of two, as Triton wants them: what is padded computes act(0) = 0 and has no effect.
+A tower consists of hidden layers and a linear layer. An actor-critic with a shared trunk is one
+tower, whose last layer has the columns of the policy, then the column of the value; one with two
+trunks is two towers. Matrices are padded with zeros to powers of two, which Triton requires.
+Padded units are act(0) = 0 and have no effect.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,39 +24,42 @@ from wdjax.spaces import Dict
 from wdjax.train.networks.actor_critic import MLP, ActorCritic, Trunk, without_mask
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.networks.encoders import MASK, FlatEncoder, encode, encoded_size
+from wdjax.train.state.aliases import Observation
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
 
-MIN_SIZE = 16  # of a matrix in a kernel: what tensor cores take
-MAX_OUTPUTS = 128  # columns of a tower's last layer
-MAX_WIDTH = 256  # of a hidden layer
-MAX_INDEX = 2**31 - 1  # numbers of an array that a kernel can reach
+MIN_SIZE = 16  # smallest matrix of tensor cores
+MAX_OUTPUTS = 128  # columns of the last layer of a tower
+MAX_WIDTH = 256  # units of a hidden layer
+MAX_INDEX = 2**31 - 1  # numbers in an array that a kernel can index
 NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
-CHUNK = {
-    "float32": 32,
-    "bfloat16": 64,
-}  # units of the first hidden layer that are in registers at once
+# units of the first hidden layer that are in registers at once
+CHUNK = {"float32": 32, "bfloat16": 64}
 
-# the activations that kernels compute, whatever the table of networks holds
+# activations of kernels; those in networks/actor_critic.py may be replaced
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 # act'(x) as a function of act(x)
 SLOPES = {"relu": lambda h: (h > 0).astype(h.dtype), "tanh": lambda h: 1.0 - h * h}
 
 Tower = tuple[tuple[jax.Array, jax.Array], ...]
 """(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
+Ref: TypeAlias = Any
+"""reference to an array in the memory of a kernel; Pallas has no public type for it"""
+Span: TypeAlias = Any
+"""range of indices in a kernel, see `pallas.span`"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What of a policy fixes its kernels."""
+    """Static sizes of a policy, which determine its kernels."""
 
     num_inputs: int
     hidden: tuple[int, ...]  # widths of the hidden layers, as configured
-    sizes: tuple[int, ...]  # of the categorical components of an action
-    scalar: bool  # whether an action is one number and not a row of them
-    shared: bool  # one trunk for policy and value
+    sizes: tuple[int, ...]  # number of choices of each categorical component of an action
+    scalar: bool  # whether an action is a number and not a vector
+    shared: bool  # whether policy and value share a trunk
     activation: str
-    dtype: str  # of the hidden layers' products: float32 or bfloat16
+    dtype: str  # of products in hidden layers: float32 or bfloat16
 
     @property
     def num_outputs(self) -> int:
@@ -62,19 +67,15 @@ class Shape:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the layers in a kernel, from the inputs to the outputs."""
+        """Widths of the layers in a kernel, from the inputs to the outputs."""
         outputs = self.num_outputs + 1 if self.shared else self.num_outputs
         return tuple(padded(size) for size in (self.num_inputs, *self.hidden, outputs))
 
     @property
     def is_narrow(self) -> bool:
         """Whether a program can hold the gradients of all matrices."""
-        towers = 1 if self.shared else 2
-        return (
-            towers
-            * sum(math.prod(pair) for pair in zip(self.widths, self.widths[1:], strict=False))
-            <= NARROW
-        )
+        numbers = sum(math.prod(pair) for pair in zip(self.widths, self.widths[1:], strict=False))
+        return (1 if self.shared else 2) * numbers <= NARROW
 
     @property
     def components(self) -> list[tuple[int, int]]:
@@ -83,7 +84,7 @@ class Shape:
 
 
 def padded(size: int) -> int:
-    """Returns the power of two, at least MIN_SIZE, that holds a size."""
+    """Return the smallest power of two that is at least `size` and MIN_SIZE."""
     return max(MIN_SIZE, 1 << (size - 1).bit_length())
 
 
@@ -103,12 +104,18 @@ def shape_of(policy: Policy) -> Shape | str:
     for why, refused in refusals.items():
         if refused:
             return why
+    assert isinstance(distribution, Categorical)
     if distribution.num_outputs >= MAX_OUTPUTS:
         return f"{distribution.num_outputs} action logits: kernels support fewer than {MAX_OUTPUTS}"
     shape = Shape(
-        encoded_size(space), tuple(widths), distribution.sizes, distribution.scalar, network.shared_trunk,
-        network.activation, network.compute_dtype,
-    )  # fmt: skip
+        encoded_size(space),
+        tuple(widths),
+        distribution.sizes,
+        distribution.scalar,
+        network.shared_trunk,
+        network.activation,
+        network.compute_dtype,
+    )
     if shape.is_narrow:
         return (
             shape if shape.dtype == "float32" else f"compute_dtype {shape.dtype} of a small network"
@@ -121,20 +128,22 @@ def shape_of(policy: Policy) -> Shape | str:
     )
     if takes_wide and shape.num_inputs <= MAX_WIDTH:
         return shape
-    wide = f"a shared trunk, two layers of at least 64 units, relu or tanh, and at most {MAX_WIDTH} inputs"
-    return f"hidden_sizes {list(widths)}: kernels for wide networks need {wide}"
+    return (
+        f"hidden_sizes {list(widths)}: kernels for wide networks need a shared trunk, two layers "
+        f"of at least 64 units, relu or tanh, and at most {MAX_WIDTH} inputs"
+    )
 
 
 def why_plain(policy: Policy) -> str | None:
-    """Return why plain XLA computes the network and the distribution of a policy; None: kernels do."""
+    """Return the reason why a policy has no kernels, or None if it has."""
     return why_unused() or policy.engine.reason or why_custom(policy)
 
 
 def why_custom(policy: Policy) -> str | None:
-    """Return which function of a policy is not the one that kernels compute; None: all are.
+    """Return the name of a function of a policy that kernels do not implement, or None.
 
-    The objects that were built are compared, not the configuration: the modules of the network with their static
-    attributes, and the functions that the built-in classes have now with those of their source files.
+    The built objects are compared, not the configuration: the modules of the network with their
+    static attributes, and the current functions of the built-in classes with their source files.
     """
     if not _has_stock_network(policy):
         return f"its network is not the built-in {ActorCritic.__name__}"
@@ -153,7 +162,7 @@ def why_custom(policy: Policy) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _has_stock_network(policy: Policy) -> bool:
-    """Return whether the network of a policy has the modules and static attributes of the one that kernels compute."""
+    """Return whether a network has the modules and attributes that the kernels implement."""
     space, config = without_mask(policy.assignment.observation_space), policy.config.network
 
     def build() -> ActorCritic:
@@ -167,38 +176,39 @@ def _has_stock_network(policy: Policy) -> bool:
 
 
 def why_unused() -> str | None:
-    """Returns why kernels are not tried at all, or None: there is a GPU that takes them, products may round to tf32 as
-    they do (by default), and nobody looks for keys that are used twice, as `--debug` does.
+    """Return the reason why this process uses no kernels, or None if it does.
 
-    Said before anything is traced: on a CPU, tracing them would be time lost.
+    Kernels require a GPU that supports them, products that may round to tf32 (the default), and no
+    search for reused keys, as by `--debug`. The check runs before tracing, which takes time.
     """
-    precision = jax.config.jax_default_matmul_precision
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # set by jax
     if on_cpu():
         return "there is no GPU"
     if precision not in (None, "default", "tensorfloat32"):
         return f"kernels round products to tf32, but jax_default_matmul_precision is {precision}"
-    return "jax_debug_key_reuse is on" if jax.config.jax_debug_key_reuse else why_no_kernels()
+    is_checked = jax.config.jax_debug_key_reuse  # type: ignore[attr-defined]  # set by jax
+    return "jax_debug_key_reuse is on" if is_checked else why_no_kernels()
 
 
 def are_used() -> bool:
-    """Returns whether kernels are tried at all: `why_unused`."""
+    """Return whether this process uses kernels, see `why_unused`."""
     return why_unused() is None
 
 
 def reaches(shape: Shape, num_rows: int) -> bool:
-    """Returns whether kernels can count the numbers of so many observations."""
+    """Return whether kernels can index the numbers of `num_rows` observations."""
     return num_rows * max(shape.num_inputs, len(shape.sizes)) <= MAX_INDEX
 
 
-def inputs_of(policy: Policy, state: PolicyState, obs: Any) -> jax.Array:
-    """Returns what the first layer sees of observations, leaves [..., *part], as rows [R, num_inputs]."""
+def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> jax.Array:
+    """Return the inputs of the first layer, [R, num_inputs], for observations [..., *part]."""
     seen, _ = policy.inputs(state, obs)
     rows = encode(policy.assignment.observation_space, seen)
     return rows.reshape(-1, rows.shape[-1])
 
 
-def towers_of(params: Any, shape: Shape) -> tuple[Tower, ...]:
-    """Returns the parameters of an actor-critic as padded towers: linear, its transposition takes gradients back."""
+def towers_of(params: Mapping[str, Any], shape: Shape) -> tuple[Tower, ...]:
+    """Return the parameters of an actor-critic as padded towers, a linear function of them."""
     hidden = lambda trunk: [params[trunk]["mlp"][f"layer_{i}"] for i in range(len(shape.hidden))]  # noqa: E731
     heads = [params["policy_head"], params["value_head"]]
     if shape.shared:
@@ -217,34 +227,42 @@ def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:
 
 
 def transposed(towers: tuple[Tower, ...], shape: Shape) -> tuple[Tower, ...]:
-    """Returns towers with matrices [outputs, inputs] in the compute dtype: tensor cores sum over the last axis."""
+    """Return towers with matrices [outputs, inputs] in the compute dtype, for tensor cores."""
     return tuple(
         tuple((kernel.T.astype(shape.dtype), bias) for kernel, bias in tower) for tower in towers
     )
 
 
-# In a kernel.
+# Inside a kernel
 
 
 def chunk_of(shape: Shape) -> int:
-    """Returns how many units of the first hidden layer are computed at once."""
+    """Return the number of units of the first hidden layer that are computed at once."""
     return min(CHUNK[shape.dtype], shape.widths[1])
 
 
-def load_rows(ref: Any, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
-    """Reads columns from `first` on of rows of a matrix that lies flat in memory, 0 beyond its last column."""
+def load_rows(ref: Ref, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
+    """Load a block of a matrix that is flat in memory, [B, width]; 0 after its last column.
+
+    Args:
+        ref: the matrix.
+        rows: [B] int32, rows of the block.
+        first: first column of the block.
+        width: number of its columns.
+        num_columns: columns of the matrix.
+    """
     columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
     index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
     return pallas.load(ref.at[index], mask=columns < num_columns, other=0.0)
 
 
-def product(left: jax.Array, right: jax.Array, dtype: str) -> jax.Array:
-    """Returns left @ right, [B, n] float32, of numbers rounded to `dtype`."""
+def product(left: jax.Array, right: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Return left @ right, [B, n] float32, of numbers rounded to `dtype`."""
     return jnp.dot(left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32)
 
 
 def component_columns(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns ([B, columns] bool: those of one component; the largest of its logits, [B, 1])."""
+    """Return (the columns of a component, [B, columns] bool, its largest logit, [B, 1])."""
     columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
     inside = (columns >= first) & (columns < first + size)
     top = jnp.max(jnp.where(inside, jax.lax.stop_gradient(outputs), -jnp.inf), axis=1)
@@ -252,7 +270,7 @@ def component_columns(outputs: jax.Array, first: int, size: int) -> tuple[jax.Ar
 
 
 def log_probs(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns ([B, columns] bool: those of one component; log softmax of its logits, of 0 elsewhere)."""
+    """Return (columns of a component, [B, columns] bool, its log-probabilities, 0 elsewhere)."""
     inside, top = component_columns(outputs, first, size)
     shifted = jnp.where(inside, outputs - top, 0.0)
     total = jnp.sum(jnp.where(inside, jnp.exp(shifted), 0.0), axis=1)
@@ -262,11 +280,12 @@ def log_probs(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax
 def log_prob_and_entropy(
     outputs: jax.Array, actions: list[jax.Array], shape: Shape
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns log pi(action) and the entropy, [B] each: `Categorical`'s, for logits in the columns of a block.
+    """Return log pi(action) and the entropy of `Categorical`, [B] each.
 
     Args:
-        outputs: [B, columns].
-        actions: of each component, [B] int32.
+        outputs: [B, columns], logits.
+        actions: [B] int32 for each component.
+        shape: static sizes of the policy.
     """
     columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
     log_prob = entropy = jnp.zeros(outputs.shape[:1])
@@ -278,6 +297,6 @@ def log_prob_and_entropy(
 
 
 def column(outputs: jax.Array, place: int) -> jax.Array:
-    """Returns one column of a block, [B]."""
+    """Return one column of a block, [B]."""
     columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
     return jnp.sum(jnp.where(columns == place, outputs, 0.0), axis=1)

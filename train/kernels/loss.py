@@ -1,28 +1,32 @@
-"""What kernels must know of an algorithm's loss(new, batch, options, mean) -> (loss, means), as `PPO.loss`."""
+"""Analysis of loss(new, batch, options, mean) -> (loss, means), such as `PPO.loss`, for kernels."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval as pe
 
 from wdjax.checks import require
 from wdjax.train.config.facts import is_traced
-from wdjax.train.state.engine import ROW_FIELDS, BatchRows, ExtraProbe, combine
+from wdjax.train.state.engine import ROW_FIELDS, BatchRows, ExtraProbe, Loss, combine
 from wdjax.train.state.rows import Evaluation
 
+Options: TypeAlias = Any
+"""options of an algorithm, an instance of its dataclass `Options`"""
 
-def rows_of(batch: Any) -> dict[str, jax.Array]:
-    """Return the numbers per transition that a batch has."""
+
+def rows_of(batch: object) -> dict[str, jax.Array]:
+    """Return the numbers per transition that a batch contains."""
     return {name: getattr(batch, name) for name in ROW_FIELDS if getattr(batch, name) is not None}
 
 
 class _Recorder:
     """Options that record which traced fields a loss reads."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Options) -> None:
         self.__dict__.update(_options=options, _read=set())
 
     def __getattr__(self, name: str) -> Any:
@@ -34,27 +38,32 @@ class _Recorder:
 
 
 class Study(NamedTuple):
-    """What a kernel must know of a loss before it traces it."""
+    """Properties of a loss that a kernel requires before it traces the loss."""
 
-    read: list[str]  # the traced options that it reads, in the order of their fields
-    terms: list[str]  # sorted
+    read: list[str]  # traced options that it reads, in the order of their fields
+    terms: list[str]  # names of its terms, sorted
     of_value: frozenset[str]  # terms that depend on the new value, and not on the policy
-    mixed: (
-        str | None
-    )  # what depends on both, so that two networks cannot be differentiated apart; None: nothing
+    # a result that depends on both, which prevents separate gradients of two networks
+    mixed: str | None
     extra: list[str]  # names that it reads from `extra` of the evaluation and the batch
 
 
-def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
+def study(
+    loss: Loss, options: Options, rows: Mapping[str, jax.Array | jax.ShapeDtypeStruct]
+) -> Study:
     """Trace a loss on one transition."""
     recorder, one, extra = _Recorder(options), jnp.zeros(1), ExtraProbe()
     fields = {name: jnp.zeros(1, values.dtype) for name, values in rows.items()}
     probe = BatchRows(**fields, extra=extra)
 
-    def traced(log_prob: jax.Array, entropy: jax.Array, value: jax.Array) -> dict[str, jax.Array]:
-        each = lambda *new: loss(Evaluation(*new, extra), probe, recorder, lambda terms: terms)  # noqa: E731
-        slopes, terms = jax.grad(lambda new: (jnp.sum(each(*new)[0]), each(*new)[1]), has_aux=True)(
-            (log_prob, entropy, value)
+    def traced(*new: jax.Array) -> dict[str, chex.ArrayTree]:
+        def each(new: tuple[jax.Array, ...]) -> tuple[jax.Array, Mapping[str, jax.Array]]:
+            log_prob, entropy, value = new
+            evaluation = Evaluation(log_prob, entropy, value, extra)
+            return loss(evaluation, probe, recorder, lambda terms: terms)
+
+        slopes, terms = jax.grad(lambda new: (jnp.sum(each(new)[0]), each(new)[1]), has_aux=True)(
+            new
         )
         return {
             "the gradient in the policy": slopes[:2],
@@ -63,8 +72,8 @@ def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
         }
 
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(one, one, one)
-    places = [jax.tree_util.keystr(path, simple=True, separator=".")
-              for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]  # fmt: skip
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+    places = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
     needs = {}
     for i, place in enumerate(places):
         used = pe.dce_jaxpr(closed.jaxpr, [j == i for j in range(len(places))])[1]
@@ -74,37 +83,33 @@ def study(loss: Callable, options: Any, rows: Mapping[str, Any]) -> Study:
         for place, need in needs.items()
         if place.startswith("terms.")
     }
-    # of the gradient in the policy nothing may depend on the value, nor the other way round
-    wrong = [
-        place
-        for place, (policy, value) in needs.items()
-        if (value if "policy" in place else policy and value)
-    ]
+    # the gradient in the policy may not depend on the value, and vice versa
     wrong = [
         place
         for place in needs
         if place.startswith("the gradient in the value") and needs[place][0]
-    ] + wrong
-    names = (
-        [field.name for field in dataclasses.fields(options)]
-        if dataclasses.is_dataclass(options)
-        else []
-    )
+    ]
+    wrong += [
+        place
+        for place, (policy, value) in needs.items()
+        if (value if "policy" in place else policy and value)
+    ]
+    is_options = dataclasses.is_dataclass(options)
+    names = [field.name for field in dataclasses.fields(options)] if is_options else []
     of_value = frozenset(name for name, (policy, value) in terms.items() if value and not policy)
     read = [name for name in names if name in recorder._read]
     mixed = wrong[0].removeprefix("terms.") if wrong else None
     return Study(read, sorted(terms), of_value, mixed, sorted(set(extra.names)))
 
 
-def is_custom(loss: Callable) -> bool:
-    """Return whether the loss of an algorithm comes from outside of wdjax."""
+def is_custom(loss: Loss) -> bool:
+    """Return whether the loss of an algorithm is defined outside of wdjax."""
     owner = getattr(loss, "__self__", None)
-    return not (loss.__module__ if owner is None else type(owner).__module__).startswith(
-        "wdjax.train.algorithms."
-    )
+    module = loss.__module__ if owner is None else type(owner).__module__
+    return not module.startswith("wdjax.train.algorithms.")
 
 
-def require_valid(path: str, name: str, loss: Callable, options: Any) -> None:
+def require_valid(path: str, name: str, loss: Loss, options: Options) -> None:
     """Raise ValueError for a loss that is not linear, or reads what `fit` does not provide.
 
     Args:
@@ -128,16 +133,18 @@ def require_valid(path: str, name: str, loss: Callable, options: Any) -> None:
         raise ValueError(f"{path}: {words}. {use}") from None
 
 
-def is_linear(loss: Callable, options: Any) -> bool:
-    """Return whether a loss is linear in the means of its terms, as sums over minibatches and devices need it."""
+def is_linear(loss: Loss, options: Options) -> bool:
+    """Return whether a loss is linear in the means of its terms.
+
+    Sums over minibatches and devices require it.
+    """
     number, flag = jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.bool_)
     terms = study(loss, options, {**dict.fromkeys(ROW_FIELDS, number), "valid": flag}).terms
     traced = {
         field.name: jnp.float32(0.5) for field in dataclasses.fields(options) if is_traced(field)
     }
-    options = dataclasses.replace(
-        options, **traced
-    )  # the configured values may be schedules, infinite or 0
+    # configured values may be schedules, infinite or 0
+    options = dataclasses.replace(options, **traced)
     x, y = (
         dict(zip(terms, jax.random.normal(jax.random.key(seed), (len(terms),)), strict=True))
         for seed in (0, 1)

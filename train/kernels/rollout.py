@@ -1,16 +1,15 @@
-"""A whole rollout of a small environment as one kernel: rules and small policies, replica by replica.
+"""Whole rollouts of a small environment and small policies as one kernel.
 
-What `rollout/scan.py` does step by step for all replicas, `wdjax.replicas.scan_replicas_kernel` does here for one, by
-the same functions: the actions of the policies, a step of the environment, the reset behind it. Random numbers are the
-same: those that a block of replicas draws in a step are drawn before the kernel, for all steps at once.
+`rollout/scan.py` advances all replicas step by step. Here `wdjax.replicas.scan_replicas_kernel`
+runs the same functions for each replica: actions of the policies, step and reset of the
+environment. Random numbers are the same; they are drawn before the kernel, for all steps at once.
 
-A round of the kernel is what follows from an action, and then the next action, so that an observation goes from the
-rules into the network in registers, and is never carried to another round.
+An iteration of the kernel advances the environment by an action and chooses the next action.
+Observations therefore stay in registers and are not carried between iterations.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +18,23 @@ from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.train.kernels.layers import why_unused
 from wdjax.train.networks.draws import draws_by_uniform
-from wdjax.train.rollout.step import StepInputs, advance, choose_actions
+from wdjax.train.rollout.step import Draft, StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
+from wdjax.train.state.aliases import ActingState, Fields, Observation
+from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 
 WHOLE = "whole rollouts"
-MAX_AGENTS = 8  # of all policies: each has numbers of its own in registers
-MAX_WIDTH = 64  # of a layer
+MAX_AGENTS = 8  # agents of all policies, limited by registers
+MAX_WIDTH = 64  # units of a layer
 
 
 def why_by_scan(setup: Setup) -> str | None:
-    """Returns why not to try a rollout as one kernel, before anything is traced, or None: there is a GPU, and few
-    agents act by small feed-forward networks."""
+    """Return the reason for rollouts without this kernel, or None.
+
+    The kernel requires a GPU and few agents with small feed-forward networks. The check runs before
+    tracing.
+    """
     why = why_unused() if setup.config.kernels else "kernels: false"
     if why is not None:
         return why
@@ -44,16 +48,16 @@ def why_by_scan(setup: Setup) -> str | None:
 
 
 def _why_not_acting(policy: Policy) -> str | None:
-    """Return why such a kernel cannot act for this policy, or None: it sees a row of numbers, has categorical actions,
-    few and narrow layers, and carries nothing.
+    """Return the reason why the kernel cannot act for a policy, or None.
 
-    Its network, distribution and `act` may be custom: the kernel traces them.
+    The kernel requires a Box as observation, categorical actions, few narrow layers, and no carry.
+    The network, the distribution and `act` may be custom: the kernel traces them.
     """
     shape = policy.engine.shape
     if shape is None:
         return policy.engine.reason
     if not draws_by_uniform(policy.distribution):
-        return "its distribution's sample is custom"  # the kernel's actions follow from numbers that were drawn before
+        return "its distribution's sample is custom"  # random numbers are drawn before the kernel
     if custom := policy.algorithm.overridden("before_rollout", "init_carry"):
         return f"its {custom} is custom"
     if not isinstance(policy.assignment.observation_space, Box):
@@ -73,30 +77,28 @@ def _why_not_acting(policy: Policy) -> str | None:
 def play_replicas(
     given: StepInputs, carry: tuple, keys: jax.Array, interpret: bool = False
 ) -> tuple[tuple, tuple]:
-    """`play_by_scan`, replica by replica.
+    """Play a rollout as `play_by_scan`, one replica per lane.
 
     Args:
+        given: constant inputs.
         carry: (replicas, obs, live, {policy: None}), leaves [N, ...].
         keys: [T, 1 + policies, num_blocks].
-        interpret: step by step in XLA, on any device, for tests.
+        interpret: run step by step in XLA on any device, for tests.
 
     Returns:
         (carry, (rows, episodes)): leaves [N, ...] and [T, N, ...].
 
     Raises:
-        NotImplementedError: for rules that have no place in a kernel.
+        NotImplementedError: if a kernel does not support the rules of the environment.
     """
     setup = given.setup
     replica = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
-    starts = (
-        replicas.starts
-    )  # no replica's own: they stay in memory, and those that begin anew read theirs
+    starts = replicas.starts  # shared by the replicas: stays in memory, read at resets
     env_keys, draws = setup.engine.draw(setup, {}, keys, every=True)
-    next_draws = jax.tree.map(
-        lambda numbers: jnp.roll(numbers, -1, axis=0), draws
-    )  # nobody sees what the last chooses
+    # the actions of the last iteration are discarded
+    next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
     first, first_notes = apart(setup, choose_actions(given, first_obs, carries, at_once)[0])
 
@@ -127,10 +129,12 @@ def play_replicas(
 
 
 def apart(
-    setup: Setup, drafts: Mapping[str, dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Returns (actions, what else is noted of them) of `choose_actions`' drafts, by policy: the next round needs the
-    actions, nobody else's notes than those of who learns, and everybody's observations."""
+    setup: Setup, drafts: Mapping[str, Draft]
+) -> tuple[dict[str, jax.Array], dict[str, Draft]]:
+    """Return (actions, other fields) of the drafts of `choose_actions`, by policy.
+
+    Of a policy that is not trained, observations are the only other field.
+    """
 
     def kept(name: str, field: str) -> bool:
         return field == "obs" or (field != "action" and setup.policies[name].config.trainable)
@@ -145,14 +149,17 @@ def apart(
 def act_by_agent(
     act: Callable[..., tuple],
     policy: Policy,
-    player: Any,
+    player: ActingState,
     carry: None,
-    seen: Any,
+    seen: Observation,
     draws: jax.Array,
-    hypers: Any,
-) -> tuple[Any, dict[str, jax.Array], None]:
-    """`Algorithm.act` for the agents of one replica, [1, n, ...]: a kernel gives each lanes of its own, and holds the
-    network once, not once for each. A custom `act` gets all agents together: it may combine them."""
+    hypers: Hypers,
+) -> tuple[jax.Array, Fields, None]:
+    """Call `Algorithm.act` for the agents of one replica, [1, n, ...].
+
+    Agents run in parallel lanes, so that the kernel contains the network once and not once per
+    agent. A custom `act` receives all agents at once, since it may combine them.
+    """
     if policy.algorithm.overridden("act"):
         return act(policy, player, carry, seen, draws, hypers)
 
