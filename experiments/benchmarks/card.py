@@ -119,8 +119,8 @@ def main() -> None:
             name, passed, words = made.result()
             print(f"{'passed' if passed else 'FAILED'}  {name}, {words}", flush=True)
             failed += [] if passed else [name]
-    passed, seconds = len(chosen) - len(failed), time.perf_counter() - start
-    print(f"{passed} of {len(chosen)} checks passed in {seconds:.0f} s")
+    seconds = time.perf_counter() - start
+    print(f"{len(chosen) - len(failed)} of {len(chosen)} checks passed in {seconds:.0f} s")
     if failed:
         raise SystemExit("failed: " + ", ".join(sorted(failed)))
 
@@ -182,7 +182,8 @@ def learn(preset: str, changes: Mapping[str, Any], folder: Path) -> str:
     updates = (functools.partial(first_update, each) for each in (learner, plain))
     (state, metrics), (_, expected) = here_and_on_cpu(*updates)
     names = [name for name in expected if not any(word in name for word in UNSTABLE)]
-    words = compare(*({name: row[name] for name in names} for row in (metrics, expected)), METRICS)
+    here, there = ({name: row[name] for name in names} for row in (metrics, expected))
+    words = compare(here, there, METRICS)
     start, (last, metrics) = learner.init(jax.random.key(0)), learner.update(state)
     if int(metrics["bad_numbers"]):
         raise RuntimeError(f"bad numbers: {metrics}")
@@ -296,7 +297,12 @@ def play_runs(folder: Path) -> str:
     )
     key = jax.random.key(0)
     alone = evaluate(*run, key, 8)
-    opponents = ["random", "chase_nearest", "flee_nearest", Player("other", *other)]
+    opponents: list[Player | str] = [
+        "random",
+        "chase_nearest",
+        "flee_nearest",
+        Player("other", *other),
+    ]
     cells = cross_play(*run, key, 8, opponents=opponents)
     for suffix in ("gif", "npz"):
         save_episode(*run, folder / f"episode.{suffix}")
@@ -306,7 +312,7 @@ def play_runs(folder: Path) -> str:
 def begin_from(folder: Path) -> str:
     """Start two equal runs with another run's frozen taggers and trainable runners."""
     source = train(folder, "source", 2)
-    changes = {
+    changes: dict[str, Any] = {
         "policies.tagger.checkpoint": str(source),
         "policies.tagger.trainable": False,
         "policies.runner.checkpoint": f"{source}@2",

@@ -27,7 +27,7 @@ ROWS = {name: row for name, row in WORKLOADS.items() if TRAINING in row.tiers an
 DEFAULT = ("tag_gridworld", "tag_continuous_105")
 # With 400 replicas and 50 steps, parameters on two GPUs differ by 2e-2: some draws are so close
 # to the border between two actions, where rounding decides. Few draws avoid this.
-COMPARED = {"tag_continuous_105": {"num_envs": 16, "rollout_length": 10}}
+COMPARED: dict[str, dict[str, Any]] = {"tag_continuous_105": {"num_envs": 16, "rollout_length": 10}}
 TOLERANCE = 1e-3  # relative
 COLUMNS = {
     "row": column("row"),
@@ -45,8 +45,8 @@ COLUMNS = {
 def main() -> None:
     """Measure and compare the rows named on the command line, or the default ones."""
     parser = Parser(__doc__, ROWS, DEFAULT)
-    counts = "device counts; baseline first"
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], help=counts)
+    words = "device counts; baseline first"
+    parser.add_argument("--devices", nargs="+", type=int, default=[1, 2, 4], help=words)
     parser.add_argument("--only", choices=("agreement", "speed"), help="run only one of the parts")
     parsed = parser.parse()
     counts = [number for number in parsed.devices if number <= jax.device_count()]
@@ -88,8 +88,8 @@ def compare(name: str, counts: list[int], small: bool) -> Iterator[dict[str, Any
     for number in others:
         params = learn(dataclasses.replace(config, devices=number))
         pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(params), strict=True)
-        norms = [(np.linalg.norm(a - b), np.linalg.norm(a)) for a, b in pairs]
-        worst = max(float(apart / max(norm, 1e-30)) for apart, norm in norms)
+        norms = [(float(np.linalg.norm(a - b)), float(np.linalg.norm(a))) for a, b in pairs]
+        worst = max(apart / max(norm, 1e-30) for apart, norm in norms)
         yield {"row": name, "devices": number, "difference": worst}
 
 

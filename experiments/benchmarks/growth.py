@@ -47,9 +47,13 @@ def config_of(curve: str, size: int, small: bool = False) -> TrainConfig:
     if curve in ("replicas", "rollout_length"):
         config = WORKLOADS["cartpole_a2c"].config(small)
         field = "num_envs" if curve == "replicas" else "rollout_length"
-        return dataclasses.replace(config, rollout_unroll=1, **{field: size})
+        sized: dict[str, Any] = {field: size}
+        return dataclasses.replace(config, rollout_unroll=1, **sized)
     taggers = size - 1 if curve == "agents" else 15
-    changes = {"env_params.num_taggers": taggers, "env_params.use_full_observation": False}
+    changes: dict[str, Any] = {
+        "env_params.num_taggers": taggers,
+        "env_params.use_full_observation": False,
+    }
     num_envs = 20 if small else 2_000
     config = load_config(
         "tag_gridworld", devices=1, num_envs=num_envs, rollout_length=10, **changes

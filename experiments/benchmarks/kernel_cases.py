@@ -226,7 +226,7 @@ def all_cases() -> Iterator[Case]:
 
 def random_case(rng: np.random.Generator) -> Case:
     """Draw a case: a primitive or a chain, with dtypes, shapes, numbers, indices and modes."""
-    makers = [*TABLES, *MAKERS]
+    makers: list[Callable[..., Case]] = [*TABLES, *MAKERS]
     make = makers[int(rng.integers(len(makers)))]
     if make not in TABLES:
         return make(rng, pick(rng, dtypes_of("fiub")))

@@ -155,7 +155,7 @@ def learner_program(tier: str, config: TrainConfig, passes: int, members: int = 
         members: seeds that run together under vmap; 0: one run without vmap.
     """
     learner = make_learner(config)
-    function = functools.partial(learner.run, num_updates=passes)
+    function: Callable[..., Any] = functools.partial(learner.run, num_updates=passes)
     if tier == INFERENCE:
         function = functools.partial(act, learner, passes)
     agents = sum(learner.env.groups.values()) or 1
@@ -252,4 +252,4 @@ def sum_of(tree: Any) -> jax.Array:
 def row_sums(tree: Any) -> jax.Array:
     """Return the sums of all numbers and flags of each replica, [N] float32, of leaves [N, ...]."""
     leaves = (leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree))
-    return sum(jnp.sum(leaf, axis=1, dtype=jnp.float32) for leaf in leaves)
+    return functools.reduce(jnp.add, (jnp.sum(x, axis=1, dtype=jnp.float32) for x in leaves))

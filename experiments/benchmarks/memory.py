@@ -34,8 +34,8 @@ def main() -> None:
     """Train and print the growth of memory."""
     parser = Parser(__doc__, timed=False)
     parser.add_json()
-    chunks = "chunks of the run (default: 10,000)"
-    parser.add_argument("--chunks", type=int, default=10_000, help=chunks)
+    words = "chunks of the run (default: 10,000)"
+    parser.add_argument("--chunks", type=int, default=10_000, help=words)
     parsed = parser.parse()
     if parsed.chunks < 2 * EVERY:
         parser.error(f"--chunks = {parsed.chunks}: must be at least {2 * EVERY}")

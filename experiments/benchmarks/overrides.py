@@ -88,7 +88,8 @@ class OwnLoss(PPO):
 
     def loss(self, new: Any, batch: Any, options: Any, mean: Callable) -> tuple:
         better = {**vars(batch), "advantage": jnp.maximum(batch.advantage, 0.0)}
-        return super().loss(new, types.SimpleNamespace(**better), options, mean)
+        seen: Any = types.SimpleNamespace(**better)
+        return super().loss(new, seen, options, mean)
 
 
 class OwnAdvantages(PPO):

@@ -80,7 +80,7 @@ def measure(row: str, path: Path | None, small: bool, repeats: int) -> Iterator[
             for name, process in processes.items()
         }
         found = {name: answer(result.get) for name, result in started.items()}
-        turns = {name: [] for name in found if "error" not in found[name]}
+        turns: dict[str, list[Any]] = {name: [] for name in found if "error" not in found[name]}
         for _ in range(repeats):
             for name in list(turns):
                 turn = answer(processes[name].apply_async(call).get)

@@ -27,7 +27,7 @@ def config_of(num_envs: int, num_updates: int) -> TrainConfig:
     The learning rate falls to 0, values are clipped, and minibatches mix all replicas.
     """
     total = num_envs * STEPS * num_updates
-    policy = {
+    policy: dict[str, Any] = {
         "learning_rate": [[0, 2.5e-4], [total, 0]],
         "value_clip": 0.2,
         "value_coefficient": 0.25,
@@ -81,7 +81,7 @@ def load(path: Path | None) -> tuple[ModuleType, str]:
     for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
         sys.modules.setdefault(name, mock.MagicMock())  # imported for environments not used here
     if not hasattr(jax.core, "get_aval"):  # distrax 0.1.7 needs the name that jax 0.10 removed
-        jax.core.get_aval = jax.typeof
+        vars(jax.core)["get_aval"] = jax.typeof
     import ppo
 
     libraries = ("gymnax", "distrax", "flax")

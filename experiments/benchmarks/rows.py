@@ -174,7 +174,7 @@ def _games(
     suffix: str, num_envs: int, small: int, rates: Mapping[str, float], must: int, aim: int
 ) -> dict:
     """Return stepping rows of a size; must and aim are multiples of the rates of gymnax."""
-    rows = {}
+    rows: dict[str, Workload] = {}
     for game in GAMES:
         rate = rates.get(game)
         targets = {STEPPING: Target(rate, "gymnax 0.0.9", must * rate, aim * rate)} if rate else {}

@@ -75,7 +75,7 @@ def run(started: float, workdir: str, *changes: str) -> dict[str, Any]:
     def import_and_patch() -> type:
         trainer_class = import_trainer()
         seconds["until the Trainer"] = time.time() - started
-        module = sys.modules["wdjax.train.host.start"]
+        module: Any = sys.modules["wdjax.train.host.start"]
         compile_and_init = module.compile_and_init
 
         def compile_and_stop(*arguments: Any) -> None:

@@ -114,7 +114,7 @@ def median_and_spread(seconds: list[float]) -> tuple[float, float]:
 def machine() -> str:
     """Return the device and the versions as text."""
     device = jax.devices()[0]
-    precision = jax.config.jax_default_matmul_precision or "default"
+    precision = jax.default_matmul_precision.value or "default"
     return (
         f"{device.device_kind} ({device.platform}), jax {jax.__version__}, jaxlib "
         f"{jaxlib.__version__}, "
@@ -149,7 +149,7 @@ def in_new_process(
         f"import json, sys; from {function.__module__} import {function.__name__} as function\n"
         "print(json.dumps(function(*json.loads(sys.argv[1]))))"
     )
-    home = Path(sys.modules["wdjax"].__file__).parents[1]
+    home = Path(str(sys.modules["wdjax"].__file__)).parents[1]
     path = os.pathsep.join(filter(None, (str(home), os.environ.get("PYTHONPATH"))))
     environ = {**os.environ, "PYTHONPATH": path, **(variables or {})}
     done = subprocess.run(

@@ -35,7 +35,7 @@ class Row:
     """One reference row; `measure(learner, state, metrics, key)` returns numbers by name."""
 
     preset: str
-    measure: Callable[[Learner, TrainState, Mapping[str, np.ndarray], jax.Array], Measured]
+    measure: Callable[..., Measured]
     """called with a trained state, its metrics [num_updates] and a key for episodes"""
     targets: dict[str, Target | None]
     """name of a number -> target; None: no target, only its band is checked"""
