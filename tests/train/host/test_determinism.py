@@ -11,6 +11,7 @@ from tiny_runs import small_config
 
 from wdjax.train import Trainer
 from wdjax.train import trainer as trainer_module
+from wdjax.train.host import start
 from wdjax.train.host.determinism import (
     FLAG,
     forgets_determinism,
@@ -61,7 +62,7 @@ def test_resuming_without_the_flag_warns(tmp_path, monkeypatch, capsys):
         Trainer(config, tmp_path, quiet=True).train()
     Trainer(config, tmp_path, resume=True).train()
     assert "--deterministic" not in capsys.readouterr().out  # a CPU is always deterministic
-    monkeypatch.setattr(trainer_module, "forgets_determinism", lambda before: before)
+    monkeypatch.setattr(start, "forgets_determinism", lambda before: before)
     Trainer(dataclasses.replace(config, total_env_steps=256), tmp_path, resume=True).train()
     assert "this run used --deterministic" in " ".join(capsys.readouterr().out.split())
 

@@ -10,7 +10,7 @@ from tiny_runs import assert_same_run, small_config
 
 from wdjax.signals import stop_signals
 from wdjax.train import Trainer, load_run, read_metrics
-from wdjax.train import trainer as trainer_module
+from wdjax.train.evaluation import best
 from wdjax.train.host import programs as chunks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "no_pictures")]
@@ -48,8 +48,8 @@ def test_signal_during_compilation_runs_no_update(number, whole_run, tmp_path, m
 
 def test_signal_during_evaluation_keeps_the_evaluation(whole_run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        begin = signal_before(trainer_module.begin_evaluation, signal.SIGTERM, call=3)
-        patch.setattr(trainer_module, "begin_evaluation", begin)
+        begin = signal_before(best.begin_evaluation, signal.SIGTERM, call=3)
+        patch.setattr(best, "begin_evaluation", begin)
         trainer = Trainer(small_config(), tmp_path / "run", quiet=True)
         trainer.train()
     assert trainer.stopped
