@@ -2,10 +2,15 @@
 
 import importlib.util
 import re
+import sys
+import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import scipy.stats
 
 from wdjax.train import PPO, load_config, make_learner, register_algorithm
 from wdjax.train.state import registry
@@ -145,16 +150,60 @@ def algorithms(monkeypatch):
 
 
 def test_additional_loss_term_of_the_how_to_page_is_a_valid_loss(algorithms):
-    scope = {"PPO": PPO}
-    exec(code_of("docs/how_to/own_algorithm.md")[0], scope)
-    register_algorithm("Bounded", scope["Bounded"])
-    learner = make_learner(load_config("cartpole_ppo", **{"policies.agent.algorithm": "Bounded"}))
+    register_algorithm("Bounded", algorithm_page("class Bounded", PPO=PPO)["Bounded"])
+    assert "agent/squared_value" in metrics_of("cartpole_ppo", "Bounded")
+
+
+def algorithm_page(text, **names):
+    """Execute the block with a text of the page on algorithms; return its names."""
+    (code,) = [code for code in code_of("docs/how_to/own_algorithm.md") if text in code]
+    scope = {"__name__": "page", **names}
+    sys.modules.setdefault("page", types.ModuleType("page"))
+    exec(code, scope)
+    return scope
+
+
+def metrics_of(preset, algorithm):
+    """Return the names of the metrics of an update."""
+    learner = make_learner(load_config(preset, **{"policies.agent.algorithm": algorithm}))
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    assert "agent/squared_value" in jax.eval_shape(learner.update, state)[1]
+    return set(jax.eval_shape(learner.update, state)[1])
+
+
+def test_kl_term_of_the_how_to_page_is_a_valid_loss(algorithms):
+    algorithm_page("class KLPPO")
+    assert {"agent/kl_reference", "agent/beta"} <= metrics_of("cartpole_ppo", "KLPPO")
+
+
+@jax.numpy_rank_promotion("allow")
+def test_beta_distribution_of_the_how_to_page_equals_scipy(algorithms):
+    distribution = algorithm_page("class Beta:")["Beta"]((2,), (-1.0, 0.0), (1.0, 3.0))
+    outputs, others = jax.random.normal(jax.random.key(0), (2, 5, 4))
+    beta, other = (
+        scipy.stats.beta(*(np.asarray(part, float) for part in distribution.parameters(one)))
+        for one in (outputs, others)
+    )
+    x = distribution.sample(jax.random.key(1), outputs)
+    expected = beta.logpdf(np.asarray(x, float)).sum(-1)
+    np.testing.assert_allclose(distribution.log_prob(outputs, x), expected, rtol=1e-3, atol=1e-4)
+    entropy = distribution.entropy(outputs)
+    np.testing.assert_allclose(entropy, beta.entropy().sum(-1), rtol=1e-3, atol=1e-4)
+    grid = (np.arange(20_000)[:, None, None] + 0.5) / 20_000
+    ratio = beta.pdf(grid) * (beta.logpdf(grid) - other.logpdf(grid))
+    kl = distribution.kl(outputs, others)
+    np.testing.assert_allclose(kl, ratio.mean(0).sum(-1), rtol=1e-2, atol=1e-3)
+    action = distribution.to_space(distribution.mode(outputs))
+    assert ((action > jnp.array([-1.0, 0.0])) & (action < jnp.array([1.0, 3.0]))).all()
+
+
+@jax.numpy_rank_promotion("allow")
+def test_beta_distribution_of_the_how_to_page_is_learned(algorithms):
+    algorithm_page("class Beta:")
+    assert "agent/approx_kl" in metrics_of("pendulum_ppo", "BetaPPO")
+    with pytest.raises(ValueError, match=r"policies.agent: action space .*: must be a bounded Box"):
+        metrics_of("cartpole_ppo", "BetaPPO")
 
 
 def test_algorithm_of_the_how_to_page_learns(algorithms):
-    scope = {"__name__": "page"}
-    exec(code_of("docs/how_to/own_algorithm.md")[1], scope)
-    returns = scope["metrics"]["agent/episode_return"]
+    returns = algorithm_page("class Reinforce")["metrics"]["agent/episode_return"]
     assert returns[-5:].mean() > 1.5 * returns[:5].mean()

@@ -36,8 +36,8 @@ class Batch(struct.PyTreeNode):
         advantage: [B] float32, advantage of the action.
         target: [B] float32, target of the value.
         valid: [B] bool, transitions that count in the loss.
-        extra: `Rows.own`, arrays that the algorithm stored while acting, for a custom `evaluate`;
-            or None.
+        extra: `Rows.own`, arrays that the algorithm stored while acting, for a custom `evaluate`
+            and, if they contain one number per transition, for `loss`; or None.
         restart: [T, M] bool, an episode starts with this step; None for a feed-forward policy.
         carry: carry before the first step, leaves [M, ...]; None for a feed-forward policy.
         start: carry at the start of an episode, leaves [M, ...]; None unless `init_carry` is
@@ -98,7 +98,7 @@ class Batch(struct.PyTreeNode):
         return rows.replace(**jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), carries))
 
     def outputs(self, policy: Policy, state: PolicyState) -> tuple[jax.Array, jax.Array]:
-        """Return (outputs [B, num_outputs], value [B]) of the policy's network on this batch.
+        """Return (outputs [B, num_outputs + num_free], value [B]) of the policy's network.
 
         For a recurrent policy they are [T, M, ...], from `policy.unroll`. Call `flat` before.
 

@@ -87,12 +87,15 @@ class OnPolicy(Algorithm):
 
     A subclass implements `loss` and `update`, and may override `advantages`. Most custom algorithms
     are subclasses of `PPO` or `A2C` instead, with another `loss` (see `PPO.loss`).
+
+    Attributes:
+        keeps_log_prob: whether `act` stores log pi(a) of the policy that acted, which A2C does not
+            need. The other attributes are those of `Algorithm`.
     """
 
     Options = OnPolicyOptions
     has_kernels: ClassVar[bool] = True
     keeps_log_prob: ClassVar[bool] = True
-    """whether transitions contain log pi(a) of the policy that acted"""
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config = run.policy(name)

@@ -38,16 +38,22 @@ class Algorithm(abc.ABC):
     On several devices `act` and `update` run on each device with its share of the replicas and
     blocks. Reduce losses, gradients, statistics and metrics over devices with the functions of
     `wdjax.train.learning`, so that they are equal on all devices.
+
+    Attributes:
+        Options: frozen dataclass of options; its fields are `traced` or `static` and have defaults.
+        has_kernels: whether fused kernels may replace `act` and the gradient of `loss`. False by
+            default, True for PPO and A2C; custom functions use plain XLA where kernels do not
+            support them.
+        keeps: additional data in the rollout for `update`: frozenset({"global_state"}) or nothing.
+        takes_uniform: whether `act` accepts uniform numbers [N, n, c] in [0, 1) instead of keys,
+            drawn before the rollout for c categorical components. False by default, and for a
+            custom `act`.
     """
 
     Options: ClassVar[OptionsClass] = NoOptions
-    """frozen dataclass of options; its fields are `traced` or `static` and have defaults"""
     has_kernels: ClassVar[bool] = False
-    """whether fused kernels may replace `act` and the gradient of `loss` (train/fast)"""
     keeps: ClassVar[frozenset[str]] = frozenset()
-    """additional data in the rollout for `update`: frozenset({"global_state"}) or nothing"""
     takes_uniform: bool = False
-    """whether `act` accepts uniform numbers [N, n, c] from `draw_uniform` instead of keys"""
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:  # noqa: B027
         """Validate the configuration of a policy; the values of single fields have been checked.
@@ -135,7 +141,7 @@ class Algorithm(abc.ABC):
 
         Args:
             policy: static part of the policy.
-            params: its parameters: new, or those of its `checkpoint`.
+            params: its parameters, new or from its `checkpoint`.
         """
 
     def begin(self, policy: Policy, state: PolicyState) -> PolicyState:

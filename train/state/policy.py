@@ -68,7 +68,9 @@ class Policy:
     def apply(
         self, state: PolicyState, obs: Observation, carry: Carry = None
     ) -> tuple[jax.Array, jax.Array, Carry]:
-        """Return (outputs [..., num_outputs], value [...], carry).
+        """Return (outputs [..., num_outputs + num_free], value [...], carry).
+
+        `outputs` are the arguments of the functions of `policy.distribution`.
 
         Args:
             state: state of the policy.
@@ -87,7 +89,7 @@ class Policy:
         restart: jax.Array,
         start: Carry = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return (outputs [T, M, num_outputs], value [T, M]) of T steps of a recurrent policy.
+        """Return (outputs, value) of T steps of a recurrent policy, as `apply`: [T, M, ...].
 
         Args:
             state: state of the policy.

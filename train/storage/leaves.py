@@ -58,8 +58,10 @@ def as_stored(tree: PyTree, target: TrainState, name: str, may_lack_hypers: bool
     other = sorted(required - names | unknown)
     if other:
         difference = "is missing" if other[0] in own else "is unexpected"
+        is_custom = re.match(r"(policies|memory)/[^/]+/own", other[0])
+        code = ", or the code of the algorithm has changed" if is_custom else ""
         raise DamagedCheckpointError(
-            f"{name} is damaged, or from another configuration or wdjax version: {other[0]} "
+            f"{name} is damaged, or from another configuration or wdjax version{code}: {other[0]} "
             f"{difference} ({len(other)} differences)"
         )
     dropped = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
