@@ -31,6 +31,7 @@ class Steps(struct.PyTreeNode):
     terminated: jax.Array  # bool, the agent terminated in this step or before
     over: jax.Array  # bool, the agent's episode ended in this step or before
     live: jax.Array  # bool, valid: the agent was active before this step
+    order: jax.Array | None = None  # int32, index in a sequence, from `Replay.add`
 
     @classmethod
     def of(cls, rows: Rows, over: jax.Array) -> "Steps":
@@ -96,8 +97,6 @@ class Replay(struct.PyTreeNode):
     ring: Ring  # the stored transitions
     # leaves [N, length + n_step - 2, n, ...]; None if that is 0
     pending: Steps | None
-    # [N, length + n_step - 2, n] int32, index of pending steps in their sequence; or None
-    order: jax.Array | None = None
     n_step: int = struct.field(pytree_node=False, default=1)  # rewards per sum
     unit: Unit = struct.field(pytree_node=False, default="agent")  # see `new_replay`
     length: int = struct.field(pytree_node=False, default=1)  # steps of a sequence
@@ -116,32 +115,22 @@ class Replay(struct.PyTreeNode):
             steps: leaves [T, N, n, ...]; unit "team": [T, N, ...].
             gamma: () discount.
         """
-        replay = self
+        pending = self.pending
         if self.unit == "team":
             steps = jax.tree.map(lambda leaf: leaf[:, :, None], steps)
-        if self.pending is not None:
-            before = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), self.pending)
-            num_pending = before.over.shape[0]
-            if self.order is not None:
-                order = jnp.swapaxes(self.order, 0, 1)
-                order = jnp.concatenate(
-                    [order, continued_order(order[-1], before.over[-1], steps.over, self.length)]
-                )
-                replay = replay.replace(order=jnp.swapaxes(order[-num_pending:], 0, 1))
-            steps = jax.tree.map(
-                lambda old, new: jnp.concatenate([old, new.astype(old.dtype)]), before, steps
-            )
-            last = jax.tree.map(lambda leaf: jnp.swapaxes(leaf[-num_pending:], 0, 1), steps)
-            replay = replay.replace(pending=last)
-        transitions, live = n_step_transitions(steps, gamma, self.n_step)
+        if self.unit == "sequence" and pending is not None:
+            steps = steps.replace(order=continued_order(pending, steps.over, self.length))
+        if pending is not None:
+            before = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), pending)
+            join = lambda old, new: jnp.concatenate([old, new.astype(old.dtype)])  # noqa: E731
+            steps, num = jax.tree.map(join, before, steps), pending.over.shape[1]
+            pending = jax.tree.map(lambda leaf: jnp.swapaxes(leaf[-num:], 0, 1), steps)
+        rows, live = n_step_transitions(steps, gamma, self.n_step)
         if self.unit == "sequence":
-            over = steps.over[: live.shape[0]]
-            transitions, valid = sequences(transitions, live, over, self.length)
-            transitions = transitions.replace(valid=valid)
-            live = live[: valid.shape[0]] & (order[: valid.shape[0]] == 0)
+            rows, live = sequences(rows, steps, self.length)
         num_blocks = self.ring.size.shape[0]
-        rows, live = jax.tree.map(lambda leaf: by_block(leaf, num_blocks), (transitions, live))
-        return replay.replace(ring=append(self.ring, rows, live))
+        rows, live = jax.tree.map(lambda leaf: by_block(leaf, num_blocks), (rows, live))
+        return self.replace(ring=append(self.ring, rows, live), pending=pending)
 
     def draw(self, keys: jax.Array, shape: tuple[int, int]) -> jax.Array:
         """Draw the numbers of stored rows, uniformly with replacement and equally from each block.
@@ -241,8 +230,9 @@ def new_replay(
     axes = (num_envs, length + n_step - 2, num_agents)
     # no valid step is pending before the first rollout, so that no transition begins there
     pending = jax.tree.map(lambda leaf: zeros(axes, leaf), transition) if axes[1] else None
-    order = jnp.full(axes, -1, jnp.int32) if unit == "sequence" else None
-    return Replay(ring, pending, order, n_step, unit, length)
+    if pending is not None and unit == "sequence":
+        pending = pending.replace(order=jnp.full(axes, -1, jnp.int32))
+    return Replay(ring, pending, n_step, unit, length)
 
 
 def n_step_transitions(
@@ -279,42 +269,39 @@ def n_step_transitions(
     return ReplayBatch(first.obs, first.action, reward, next_obs, discount), first.live
 
 
-def continued_order(
-    last: jax.Array, last_over: jax.Array, over: jax.Array, length: int
-) -> jax.Array:
+def continued_order(pending: Steps, over: jax.Array, length: int) -> jax.Array:
     """Return the index of each step in its sequence, [T, N, n] int32: 0 at the start of an episode.
 
     Args:
-        last: [N, n] int32, index of the step before the first one.
-        last_over: [N, n] bool, an episode ended in that step.
+        pending: the steps before, leaves [N, steps, n, ...], with their `order`.
         over: [T, N, n] bool, an episode ended in this step.
         length: steps of a sequence, after which the index is 0 again.
     """
     time = jnp.arange(over.shape[0], dtype=jnp.int32)[:, None, None]
-    begins = jnp.concatenate([last_over[None], over[:-1]])
+    begins = jnp.concatenate([pending.over[:, -1][None], over[:-1]])
+    last = cast(jax.Array, pending.order)[:, -1]
     start = jax.lax.cummax(jnp.where(begins, time, -1 - last), axis=0)
     return (time - start) % length
 
 
-def sequences(
-    transitions: ReplayBatch, live: jax.Array, over: jax.Array, length: int
-) -> tuple[ReplayBatch, jax.Array]:
+def sequences(transitions: ReplayBatch, steps: Steps, length: int) -> tuple[ReplayBatch, jax.Array]:
     """Return the `length` transitions from each step on, leaves [T, N, n, length, ...].
 
     Args:
         transitions: leaves [T + length - 1, N, n, ...].
-        live: [T + length - 1, N, n] bool, see `Steps`.
-        over: [T + length - 1, N, n] bool, see `Steps`.
+        steps: leaves [at least T + length - 1, N, n, ...], with their `order`.
         length: steps of a sequence.
 
     Returns:
-        (sequences, valid [T, N, n, length] bool): valid until the episode of its first step ends.
+        (sequences, starts [T, N, n] bool): steps of a sequence are `valid` until the episode of its
+        first step ends; `starts` selects the sequences to store.
     """
-    num = live.shape[0] - length + 1
+    num = transitions.reward.shape[0] - length + 1
     window = lambda leaf: jnp.stack([leaf[k : k + num] for k in range(length)], axis=3)  # noqa: E731
-    over = window(over)
+    over = window(steps.over)
     ended = jnp.cumsum(over, axis=3) > over  # before the step
-    return jax.tree.map(window, transitions), window(live) & ~ended
+    rows = jax.tree.map(window, transitions).replace(valid=window(steps.live) & ~ended)
+    return rows, steps.live[:num] & (cast(jax.Array, steps.order)[:num] == 0)
 
 
 def by_block(leaf: jax.Array, num_blocks: int) -> jax.Array:
