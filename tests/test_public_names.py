@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import pydoc
 import re
 import tokenize
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import wdjax
+import wdjax.train
 
 ROOT = Path(__file__).resolve().parents[1]
 # packages with lazily imported names
@@ -136,6 +138,14 @@ def test_every_public_name_is_documented():
 )
 def test_undocumented_parts_are_found(source, missing):
     assert list(undocumented(ast.parse(source).body[0])) == missing
+
+
+def test_help_describes_the_fields_of_states_and_the_functions_of_a_learner():
+    fields = {"Learner": ("init", "run", "rollout"), "Rows": ("obs", "live"), "Memory": ("carry",)}
+    for name, names in fields.items():
+        text = pydoc.render_doc(getattr(wdjax.train, name), renderer=pydoc.plaintext)
+        for field in names:
+            assert re.search(rf"^ \|? +{field}: \S+", text, re.MULTILINE), f"{name}.{field}"
 
 
 def test_every_environment_names_its_source():

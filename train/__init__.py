@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from wdjax.train.algorithms.returns import gae
     from wdjax.train.config.env_params import complete_env_params
     from wdjax.train.config.facts import Fraction, Schedule, traced
-    from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
+    from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TeamConfig, TrainConfig
     from wdjax.train.config.trust import custom_modules
     from wdjax.train.devices.memory import bytes_free
     from wdjax.train.evaluation.episodes import Episodes, statistics
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 __all__ = [
     "A2C", "PPO", "Algorithm", "BadNumbersError", "Callback", "CompiledRun", "Episodes",
     "FailedCheckError", "Fraction", "Learner", "Memory", "NetworkConfig", "OnPolicy", "Player",
-    "PolicyConfig", "PolicyState", "Population", "Rows", "Schedule", "TrainConfig", "TrainState",
-    "TrainedPolicy", "Trainer", "Trajectory", "bytes_free", "change_config", "compile_run",
+    "PolicyConfig", "PolicyState", "Population", "Rows", "Schedule", "TeamConfig", "TrainConfig",
+    "TrainState", "TrainedPolicy", "Trainer", "Trajectory", "bytes_free", "change_config", "compile_run",
     "complete_env_params", "cross_play", "custom_modules", "describe_bad_numbers", "evaluate",
     "export_policy", "find_algorithm", "gae", "list_presets", "list_references", "load_config",
     "load_policy", "load_run", "make_deterministic", "make_learner", "plain_config", "preset_path",

@@ -138,6 +138,17 @@ def test_policies_of_a_team_are_evaluated_alone():
     assert set(episodes.episode_return) == {"caller", "answerer"}
 
 
+@pytest.mark.parametrize("algorithm", ["lstm:LSTMPPO", "q_learning:QLearning"])
+def test_a_client_updates(algorithm):
+    minibatches = {"policies.agent.minibatches": 1} if "PPO" in algorithm else {}
+    learner = make_learner(cartpole(algorithm, rollout_length=8, **minibatches))
+    assert learner.setup.policies["agent"].is_recurrent == (algorithm == "lstm:LSTMPPO")
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+    assert np.isfinite(metrics["agent/loss"]).all()
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=4, greedy=True)
+    assert (episodes.episode_return["agent"] > 0).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "changes", "updates", "at_least"),
@@ -145,13 +156,25 @@ def test_policies_of_a_team_are_evaluated_alone():
         (
             "lstm:LSTMPPO",
             {
-                "policies.agent.network.recurrent_size": 16,
+                "policies.agent.memory_size": 16,
                 "policies.agent.minibatches": 1,
                 "num_envs": 8,
                 "rollout_length": 64,
                 "num_blocks": 1,
             },
             100,
+            60,
+        ),
+        (
+            "q_learning:QLearning",
+            {
+                "policies.agent.gamma": 0.98,
+                "policies.agent.learning_rate": 2e-3,
+                "policies.agent.max_grad_norm": 10.0,
+                "num_envs": 64,
+                "rollout_length": 32,
+            },
+            240,
             60,
         ),
         ("rnd:RND", {"policies.agent.bonus": 0.1}, 40, 60),

@@ -83,6 +83,26 @@ class CheckedGRU(Checked):
     make_network, init_carry = PPO.make_network, PPO.init_carry
 
 
+def check_unroll(network, obs, carry, start, restart):
+    """Compare `unroll` with single steps.
+
+    Args:
+        network: module with `unroll`.
+        obs: [T, M, ...].
+        carry: before the first step, leaves [M, ...].
+        start: at the start of an episode, leaves [M, ...].
+        restart: [T, M] bool.
+    """
+    outputs, value = network.unroll(obs, carry, restart)
+    for t, begins in enumerate(restart):
+        carry = jax.tree.map(
+            lambda first, leaf, begins=begins: jnp.where(begins[:, None], first, leaf), start, carry
+        )
+        step_outputs, step_value, carry = network(obs[t], carry)
+        np.testing.assert_allclose(outputs[t], step_outputs, atol=1e-5)
+        np.testing.assert_allclose(value[t], step_value, atol=1e-5)
+
+
 def config_of(algorithm, **changes):
     changes = {"policies.agent.minibatches": 4, "num_blocks": 2} | changes
     own = {"policies.agent.algorithm": f"{__name__}:{algorithm.__name__}", "num_envs": 8}
@@ -102,6 +122,22 @@ def test_unrolled_networks_equal_the_ones_that_acted(algorithm, changes):
     for name in ("gap", "value_gap", "outputs_gap"):
         assert metrics[f"agent/{name}"] < 1e-5, name
     assert np.isfinite(metrics["agent/loss"])
+
+
+@pytest.mark.parametrize("place", ["lstm:LSTMPPO", f"{__name__}:Recurrent"])
+def test_unroll_equals_steps(place):
+    changes = {"policies.agent.algorithm": place, "policies.agent.minibatches": 1}
+    learner = make_learner(load_config("cartpole_ppo", **changes))
+    policy, state = learner.setup.policies["agent"], learner.init(jax.random.key(0))
+    network = nnx.merge(policy.graphdef, state.policies["agent"].params)
+    keys = jax.random.split(jax.random.key(1), 3)
+    obs, restart = (
+        jax.random.normal(keys[0], (12, 5, 4)),
+        jax.random.bernoulli(keys[1], 0.3, (12, 5)),
+    )
+    start = jax.tree.map(lambda leaf: leaf[:, 0], policy.algorithm.init_carry(policy, 5))
+    carry = jax.tree.map(lambda leaf: leaf + jax.random.normal(keys[2], leaf.shape), start)
+    check_unroll(network, obs, carry, start, restart)
 
 
 def test_minibatches_of_a_custom_recurrent_network_divide_the_sequences():

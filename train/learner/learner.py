@@ -41,20 +41,33 @@ class Run(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
-    """Training as pure, jitted functions of a TrainState. They do not donate their arguments."""
+    """Training as pure, jitted functions of a TrainState, from `make_learner`.
+
+    The functions are fields of the object, and do not donate their arguments:
+
+        learner = make_learner(load_config("cartpole_ppo"))
+        state = learner.init(jax.random.key(0))
+        state, metrics = learner.run(state, num_updates=20)
+
+    Attributes:
+        setup: static inputs of the functions: configuration, environment, its params, policies.
+        init: init(key) -> state. The TrainState at the start of a run.
+        update: update(state) -> (state, metrics). One rollout and the learning from it; metrics
+            are () arrays by name.
+        run: run(state, num_updates=n) -> (state, metrics). A scan over n updates; metrics are [n]
+            arrays by name. n is static: another number compiles another program.
+        rollout: rollout(state) -> (state, rollout). The `Rollout` that `update` would learn from,
+            leaves [T, N, ...], without learning.
+        loaded: loaded() -> states. Initial states of policies with a checkpoint, by name; read on
+            the first call.
+    """
 
     setup: Setup
-    """static inputs of the functions: configuration, environment, its params and policies"""
     init: Callable[[jax.Array], TrainState]
-    """init(key) -> TrainState"""
     update: Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]
-    """update(state) -> (state, metrics): one rollout and the learning from it"""
     run: Run
-    """run(state, num_updates=n) -> (state, metrics [n]): a scan over `update`; n is static"""
     rollout: Callable[[TrainState], tuple[TrainState, Rollout]]
-    """rollout(state) -> (state, rollout): the rollout of `update`, [T, N, ...], without learning"""
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
-    """loaded() -> initial states of policies with a checkpoint, by name; read on the first call"""
 
     @property
     def shapes(self) -> TrainState:
@@ -63,14 +76,17 @@ class Learner:
 
     @property
     def config(self) -> TrainConfig:
+        """Configuration of the run."""
         return self.setup.config
 
     @property
     def env(self) -> Env:
+        """Environment of one replica."""
         return self.setup.env
 
     @property
     def env_params(self) -> EnvParams:
+        """Parameters of the environment at the start of a run."""
         return self.setup.env_params
 
 

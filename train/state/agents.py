@@ -70,6 +70,11 @@ class Assignment:
         return np.array([place[agent] for agent in self.agents], np.int32)
 
     @property
+    def network_space(self) -> Space:
+        """The observation space without the action mask: the inputs of networks."""
+        return without_mask(self.observation_space)
+
+    @property
     def bare_space(self) -> Space:
         """The observation space of the environment, without the agent's type."""
         if not self.types:
