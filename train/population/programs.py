@@ -70,13 +70,6 @@ def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
     return -(-num_members // (batches * num_devices)) * num_devices
 
 
-def member_sharding(num_devices: int) -> Sharding:
-    """Return the sharding of a population's leaves, [members, ...]."""
-    if num_devices == 1:
-        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return NamedSharding(make_mesh(num_devices, AXIS, processes=1), PartitionSpec(AXIS))
-
-
 def on_devices(function: Callable, num_devices: int, shared: int = 0) -> Callable:
     """Return a function of arrays [members, ...] that each device calls with its own members.
 
@@ -216,8 +209,10 @@ class Programs:
 
     @property
     def sharding(self) -> Sharding:
-        """Sharding of the members."""
-        return member_sharding(self.num_devices)
+        """Sharding of the states' leaves, [members, ...]."""
+        if self.num_devices == 1:
+            return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return NamedSharding(make_mesh(self.num_devices, AXIS, processes=1), PartitionSpec(AXIS))
 
     def start(self, configs: Sequence[TrainConfig]) -> TrainState:
         """Return the first states of members, leaves [members, ...]."""

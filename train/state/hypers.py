@@ -115,16 +115,6 @@ def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
     )
 
 
-def with_traced(options: Any, hypers: Hypers) -> Any:
-    """Return the options of an algorithm with traced fields as the scalars of `hypers`."""
-    if not dataclasses.is_dataclass(options) or isinstance(options, type):
-        return options
-    traced = {
-        field.name: hypers[field.name] for field in dataclasses.fields(options) if is_traced(field)
-    }
-    return dataclasses.replace(options, **traced)
-
-
 def logged_schedules(config: PolicyConfig) -> list[str]:
     """Return the names of hyperparameters in metrics: those that may be schedules."""
     return [

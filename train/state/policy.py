@@ -10,6 +10,7 @@ from flax import nnx
 
 from wdjax.env import Env
 from wdjax.spaces import sample_shapes
+from wdjax.train.config.facts import is_traced
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.actor_critic import ActorCritic, split_mask
 from wdjax.train.networks.distributions import Categorical, Distribution
@@ -17,7 +18,7 @@ from wdjax.train.networks.memories import RecurrentMemory
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.aliases import Carry, EnvParams, Observation
 from wdjax.train.state.context import Context
-from wdjax.train.state.hypers import Hypers, with_traced
+from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.normalization import normalize_observation
 from wdjax.train.state.state import PolicyState
 from wdjax.vector import VectorEnv
@@ -63,7 +64,11 @@ class Policy:
 
     def options(self, hypers: Hypers) -> Any:
         """Return the `Options` of its algorithm, with traced fields as the scalars of `hypers`."""
-        return with_traced(self.config.options, hypers)
+        options = self.config.options
+        if not dataclasses.is_dataclass(options):  # not read yet
+            return options
+        traced = [field.name for field in dataclasses.fields(options) if is_traced(field)]
+        return dataclasses.replace(cast(Any, options), **{name: hypers[name] for name in traced})
 
     def apply(
         self, state: PolicyState, obs: Observation, carry: Carry = None

@@ -133,16 +133,12 @@ def rollout_metrics(policy: Policy, rows: Rows, advantage: jax.Array, target: ja
     }
     learned = nan_unless(any_of(live), learned)
     metrics = {**played_metrics(rows), **learned}
+    fraction = "live_fraction" if rows.decides is None else "decision_fraction"
     for name in ("value_mean", "return_mean", "advantage_mean"):
-        metrics[name] = Metric(learned[name], weight=(learned_fraction(rows),))
+        metrics[name] = Metric(learned[name], weight=(fraction,))
     if rows.decides is not None:
         metrics["decision_fraction"] = average(jnp.mean(live.astype(jnp.float32)))
     return metrics
-
-
-def learned_fraction(rows: Rows) -> str:
-    """Return the name of the metric for the fraction of transitions to learn from."""
-    return "live_fraction" if rows.decides is None else "decision_fraction"
 
 
 def played_metrics(rows: Rows) -> Metrics:

@@ -137,7 +137,6 @@ def state_shardings(num_devices: int) -> TrainState | None:
     return lay_out(NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec()))
 
 
-_SAME: PyTree = PartitionSpec()  # replicated
 _REPLICAS: PyTree = PartitionSpec(AXIS)  # [N, ...]
 _STEPS: PyTree = PartitionSpec(None, AXIS)  # [T, N, ...]
 ROLLOUT = Rollout(
@@ -174,7 +173,7 @@ def spread(
     function: Callable[..., tuple[TrainState, PyTree]],
     state: TrainState,
     *told: jax.Array,
-    results: PyTree = _SAME,
+    results: PyTree = PartitionSpec(),  # noqa: B008  (immutable)
 ) -> tuple[TrainState, PyTree]:
     """Call function(setup, state, *told) on every device, with its share of replicas and state.
 
