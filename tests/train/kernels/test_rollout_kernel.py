@@ -78,7 +78,10 @@ CASES = {
 
 
 def both(config, members=0):
-    """Return the results of a rollout by the scan and by the kernel; of `members` with keys of their own."""
+    """Return the results of a rollout by the scan and by the kernel.
+
+    With `members`, results of a population of this size.
+    """
     learner = make_learner(config)
     key, state = jax.random.key(1), learner.init(jax.random.key(0))
     if members:
