@@ -99,12 +99,10 @@ class OnPolicy(Algorithm):
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config = run.policy(name)
-        space = assignment.observation_space
-        has_mask = without_mask(space) is not space
-        group, decisions = assignment.segments[0].group, config.options.decisions_only
+        space, group = assignment.observation_space, assignment.segments[0].group
+        decisions = config.options.decisions_only and without_mask(space) is space
         allowed = f"false, as the observations of group {group!r} have no action_mask"
-        is_valid = has_mask or not decisions
-        require(is_valid, f"policies.{name}.decisions_only", decisions, allowed)
+        require(not decisions, f"policies.{name}.decisions_only", decisions, allowed)
 
     def check_network(self, policy: Policy, network: nnx.Module) -> None:
         path, kind = f"policies.{policy.name}.algorithm", type(network).__name__

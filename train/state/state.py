@@ -42,7 +42,7 @@ class Memory(struct.PyTreeNode):
         discounted_return: [N, n] float32, gamma times the running sum of rewards, to normalize
             rewards; or None.
         replay: replay buffer (`new_replay`), leaves [N, ...] and [num_blocks, ...]; or None.
-        own: additional memory of a custom algorithm, leaves [N, ...]; or None.
+        own: additional memory of a custom algorithm, leaves [N, ...] or a `Replay`; or None.
     """
 
     carry: Carry

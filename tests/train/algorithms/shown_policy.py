@@ -7,11 +7,9 @@ import jax.numpy as jnp
 from probes import new_policy
 
 from wdjax.train import A2C, PPO, PolicyState
-from wdjax.train.algorithms.fit import fit, make_optimizer
-from wdjax.train.networks.distributions import Categorical
+from wdjax.train.learning import Categorical, Policy, fit, make_optimizer
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import hypers_of
-from wdjax.train.state.policy import Policy
 
 
 class ShownPolicy(Policy):

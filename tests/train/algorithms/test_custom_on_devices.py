@@ -10,8 +10,7 @@ import pytest
 from flax import nnx
 from tiny_runs import small_config
 
-from wdjax.train import A2C, Trainer, make_learner
-from wdjax.train.host.failures import FailedCheckError
+from wdjax.train import A2C, FailedCheckError, Trainer, make_learner
 from wdjax.train.learning import masked_mean, total
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")

@@ -20,8 +20,9 @@ from wdjax.train import (
     make_learner,
     with_hypers,
 )
-from wdjax.train.algorithms.ddpg import DDPG, actor_of, require_bounded_box
+from wdjax.train.algorithms.ddpg import actor_of, require_bounded_box
 from wdjax.train.devices.blocks import step_keys
+from wdjax.train.learning import DDPG
 from wdjax.train.networks.deterministic import FINAL_SCALE, from_box, to_box
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.rollout.step import StepInputs, play_step

@@ -21,11 +21,9 @@ from wdjax.train.algorithms.ddpg import (
     gradient_step,
     soft_update,
 )
-from wdjax.train.algorithms.fit import make_optimizer
-from wdjax.train.algorithms.replay import ReplayBatch
+from wdjax.train.learning import PolicyState, ReplayBatch, make_optimizer
 from wdjax.train.networks.deterministic import ActorActionValue
 from wdjax.train.state.hypers import hypers_of
-from wdjax.train.state.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

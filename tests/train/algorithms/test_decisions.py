@@ -17,11 +17,9 @@ from tiny_runs import assert_same_run
 
 import wdjax
 from wdjax.train import A2C, PolicyConfig, Trainer, load_config, make_learner
-from wdjax.train.algorithms.returns import experience, next_value
 from wdjax.train.algorithms.transforms import decision_steps
 from wdjax.train.learner.setup import make_setup
-from wdjax.train.networks.distributions import Categorical
-from wdjax.train.state import Rows
+from wdjax.train.learning import Categorical, Rows, experience, next_value
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.normalization import discounted_returns
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from shown_policy import fit_policy, shown_policy, state_of
 
-from wdjax.train.algorithms.fit import Batch, apply_gradient, shuffle
+from wdjax.train.algorithms.fit import apply_gradient, shuffle
 from wdjax.train.algorithms.transforms import choose_replicas
 from wdjax.train.fast.cpu import Cpu
+from wdjax.train.learning import Batch
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import hypers_of
 

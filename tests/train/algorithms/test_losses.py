@@ -11,16 +11,9 @@ from probes import new_policy
 from shown_policy import fit_once, shown_policy, state_of
 
 from wdjax.train import A2C, PPO
-from wdjax.train.algorithms.fit import (
-    Batch,
-    apply_gradient,
-    fit,
-    make_optimizer,
-    normalized_advantages,
-)
+from wdjax.train.algorithms.fit import apply_gradient, normalized_advantages
 from wdjax.train.fast.cpu import Cpu
-from wdjax.train.learning import masked_mean
-from wdjax.train.state import Evaluation
+from wdjax.train.learning import Batch, Evaluation, fit, make_optimizer, masked_mean
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import ScheduleArrays, hypers_of
 

@@ -10,8 +10,8 @@ import pytest
 from probes import ALGORITHMS, NETWORK, Pair, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner
+from wdjax.train.learning import PolicyState
 from wdjax.train.networks.actor_critic import empty_carry
-from wdjax.train.state.state import PolicyState
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile")]
 

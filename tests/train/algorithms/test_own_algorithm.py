@@ -32,9 +32,7 @@ from wdjax.train import (
     traced,
     with_hypers,
 )
-from wdjax.train.config.facts import Schedule
-from wdjax.train.learning import masked_mean
-from wdjax.train.state import Evaluation
+from wdjax.train.learning import Evaluation, Schedule, masked_mean
 from wdjax.train.state.registry import ALGORITHMS
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -9,10 +9,8 @@ import pytest
 from probes import Leaver, LeaverParams, Pair, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
-from wdjax.train.algorithms.a2c import A2C
-from wdjax.train.algorithms.ppo import PPO
+from wdjax.train.learning import A2C, PPO, PolicyState
 from wdjax.train.state import registry
-from wdjax.train.state.state import PolicyState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

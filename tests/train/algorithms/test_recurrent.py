@@ -12,8 +12,8 @@ from probes import NETWORK, change_policy, tiny_config, tiny_policy
 
 from wdjax import Box
 from wdjax.train import PPO, NetworkConfig, evaluate, make_learner
-from wdjax.train.networks.actor_critic import ActorCritic, empty_carry
-from wdjax.train.networks.distributions import Categorical
+from wdjax.train.learning import ActorCritic, Categorical
+from wdjax.train.networks.actor_critic import empty_carry
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from wdjax import Box, Dict, Discrete
-from wdjax.train.algorithms.replay import append, by_block, n_step_transitions
 from wdjax.train.learning import Rows, Steps, block_keys, new_replay
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -213,8 +212,9 @@ def three_steps(reward, terminated, over):
     """Return (reward, next_obs, discount) of the 3-step transitions of one agent."""
     flags = (column(values, bool) for values in (terminated, over))
     steps = numbered_steps(column(reward), *flags, column([1] * len(reward), bool))
-    rows, _ = n_step_transitions(steps, jnp.float32(0.5), 3)
-    return rows.reward.ravel(), rows.next_obs.ravel(), rows.discount.ravel()
+    replay = new_replay(ONE_STEP, 9, 3, shape=(len(reward), 1, 1)).add(steps, jnp.float32(0.5))
+    rows = replay.take(jnp.arange(replay.size[0])[None])
+    return rows.reward, rows.next_obs.ravel(), rows.discount
 
 
 def test_three_steps_by_hand():
@@ -241,15 +241,6 @@ def test_early_termination_of_an_agent_ends_its_sum():
     reward, _, discount = three_steps([1, 2, 99, 99, 99, 99], [0, 1, 1, 1, 1, 1], [0] * 6)
     np.testing.assert_array_equal(reward[:2], [1 + 1, 2])
     np.testing.assert_array_equal(discount[:2], [0, 0])
-
-
-def test_a_block_contains_its_replicas_in_order_of_time():
-    place = numbered_steps(*[np.zeros((3, 4, 2), np.float32)] * 4).obs
-    rows = by_block(jnp.array(place), 2)[..., 0]
-    np.testing.assert_array_equal(
-        rows[0], [100 * t + 10 * i + j for t in range(3) for i in (0, 1) for j in (0, 1)]
-    )
-    np.testing.assert_array_equal(rows[1], rows[0] + 20)
 
 
 # --- the ring ---
@@ -316,11 +307,10 @@ def test_the_ring_keeps_the_last_of_more_transitions_than_its_capacity():
     np.testing.assert_array_equal(replay.ring.position, [0, 1])
 
 
-def test_append_converts_to_the_dtypes_of_the_ring():
-    ring = append(empty().ring.replace(rows={"x": jnp.zeros((2, 9), jnp.int32)}),
-                  {"x": jnp.full((2, 1), 7.0)}, jnp.ones((2, 1), bool))  # fmt: skip
-    assert ring.rows["x"].dtype == jnp.int32
-    np.testing.assert_array_equal(ring.rows["x"][:, 0], [7, 7])
+def test_stored_steps_have_the_dtypes_of_the_replay():
+    steps = rewarded(np.ones((NEW, 2)), np.ones((NEW, 2), bool))
+    replay = empty().add(steps.replace(reward=steps.reward.astype(np.int32)), GAMMA)
+    assert replay.take(jnp.zeros((2, 1), jnp.int32)).reward.dtype == jnp.float32
 
 
 KINDS = ({}, {"n_step": 3}, {"unit": "team", "n_step": 2}, {"unit": "sequence", "length": 3})

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from wdjax.train import PPO, gae
-from wdjax.train.algorithms.returns import experience, next_value
 from wdjax.train.fast.cpu import Cpu
-from wdjax.train.state import Rows
+from wdjax.train.learning import Rows, experience, next_value
 
 T, N = 6, 3
 
