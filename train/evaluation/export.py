@@ -10,7 +10,7 @@ import numpy as np
 from wdjax.files import new_file
 from wdjax.spaces import sample_shapes
 from wdjax.train.evaluation.trained import TrainedPolicy
-from wdjax.train.state.types import Carry, Observation
+from wdjax.train.state.aliases import Carry, Observation
 from wdjax.train.storage.leaves import by_place
 
 PLATFORMS = ("cpu", "cuda", "tpu")

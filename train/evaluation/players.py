@@ -25,10 +25,10 @@ from wdjax.train.state.agents import (
     scatter,
     to_groups,
 )
+from wdjax.train.state.aliases import Carry, EnvParams, Observation
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.train.state.types import Carry, EnvParams, Observation
 from wdjax.vector import VectorState, begin_episodes, step_replicas
 
 

@@ -14,9 +14,9 @@ from wdjax.env import Env
 from wdjax.spaces import Space, sample_shapes
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Actor
+from wdjax.train.state.aliases import Carry, Observation, PyTree
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.train.state.types import Carry, Observation, PyTree
 
 
 @struct.dataclass

@@ -25,8 +25,8 @@ from wdjax.train.evaluation.players import Game, Player, make_game, play_step, r
 from wdjax.train.learner.init import host_key
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Script
+from wdjax.train.state.aliases import Action, EnvState, Observation
 from wdjax.train.state.state import TrainState
-from wdjax.train.state.types import Action, EnvState, Observation
 from wdjax.train.storage.leaves import by_place
 
 MAX_STEPS = 1_000

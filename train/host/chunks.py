@@ -19,9 +19,9 @@ from wdjax.train.devices.packing import Packed, unpack
 from wdjax.train.devices.processes import number_of_first
 from wdjax.train.host.failures import FailedCheckError
 from wdjax.train.host.programs import Program
+from wdjax.train.state.aliases import Metrics
 from wdjax.train.state.sharding import differing_leaves
 from wdjax.train.state.state import TrainState
-from wdjax.train.state.types import Metrics
 
 SECONDS = 2.0  # of a chunk whose size is measured
 LONG_ENOUGH = 0.25  # seconds of a call from which the time of an update can be measured

@@ -18,10 +18,10 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.chunks import Played, most_updates, next_look, play, play_first
 from wdjax.train.host.programs import Program
 from wdjax.train.learner.bad_numbers import bad_in_a_row, ends_run, sound_updates
+from wdjax.train.state.aliases import Metrics, PyTree
 from wdjax.train.state.metric import values_of
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
-from wdjax.train.state.types import Metrics, PyTree
 from wdjax.train.storage.checkpoint import (
     HostData,
     copied,

@@ -20,9 +20,9 @@ from wdjax.files import make_folder_inside
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.devices.memory import give_back_memory
+from wdjax.train.state.aliases import PyTree
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
-from wdjax.train.state.types import PyTree
 from wdjax.train.storage.damage import (
     SIZES,
     DamagedCheckpointError,

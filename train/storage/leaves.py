@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
+from wdjax.train.state.aliases import PyTree
 from wdjax.train.state.hypers import run_hypers
 from wdjax.train.state.state import TrainState
-from wdjax.train.state.types import PyTree
 from wdjax.train.storage.damage import DamagedCheckpointError
 
 RENAMED = {  # path of a leaf in a checkpoint of 0.2 -> path in this version

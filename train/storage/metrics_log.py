@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from wdjax.files import open_regular, read_text
+from wdjax.train.state.aliases import Metrics
 from wdjax.train.state.metric import Metric, rule_of, values_of
-from wdjax.train.state.types import Metrics
 
 METRICS = "metrics.jsonl"  # file in the folder of a run
 COMBINE: dict[str, Callable[..., float]] = {"sum": np.sum, "max": np.max, "min": np.min}
