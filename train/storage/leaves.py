@@ -58,7 +58,7 @@ def as_stored(tree: PyTree, target: TrainState, name: str, may_lack_hypers: bool
     other = sorted(required - names | unknown)
     if other:
         difference = "is missing" if other[0] in own else "is unexpected"
-        is_custom = re.match(r"(policies|memory)/[^/]+/own", other[0])
+        is_custom = re.match(r"(policies|memory|shared)/[^/]+/own", other[0])
         code = ", or the code of the algorithm has changed" if is_custom else ""
         raise DamagedCheckpointError(
             f"{name} is damaged, or from another configuration or wdjax version{code}: {other[0]} "

@@ -84,6 +84,22 @@ def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
         restore(manager, 3, abstract_state(learner.setup))
 
 
+def test_checkpoint_with_other_fields_of_its_own_names_the_algorithm(learner, tmp_path):
+    state = learner.init(jax.random.key(0))
+    with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
+        policies = {"agent": state.policies["agent"].replace(own={"old": jnp.zeros(2)})}
+        save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
+    message = (
+        "or from another configuration or wdjax version, or the code of the algorithm has changed: "
+        "policies/agent/own/old is unexpected"
+    )
+    with (
+        open_checkpoints(tmp_path / "checkpoints", None) as manager,
+        pytest.raises(DamagedCheckpointError, match=message),
+    ):
+        restore(manager, 3, abstract_state(learner.setup))
+
+
 def in_class(value, **fields):
     """Return a dataclass with the fields of a state and some more, as another version has it."""
     fields = {

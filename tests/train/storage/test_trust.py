@@ -151,6 +151,7 @@ def test_error_contains_the_complete_command(tmp_path, evil, command, capsys):
     with pytest.raises(SystemExit):
         cli.call(*words)
     error = capsys.readouterr().err
+    assert ".." not in error
     expected = ["wdjax", *words, "--trust", "evil_too", "--trust", "evil"]
     assert shlex.split(error.split("Full command: ")[1]) == expected
 
