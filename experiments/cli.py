@@ -147,7 +147,8 @@ def call(command: str, *rest: str) -> None:
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        own_notes = [n for n in getattr(error, "__notes__", ()) if "JAX has removed" not in n]
+        notes = "".join(f" ({note})" for note in own_notes)
         modules = getattr(error, "modules", ()) or getattr(
             error.__cause__, "modules", ()
         )  # UntrustedModuleError

@@ -55,6 +55,28 @@ class NoUnroll(Recurrent):
     network = Leaky
 
 
+class WrongCarry(Recurrent):
+    def init_carry(self, policy, num_envs):
+        return {"h": super().init_carry(policy, num_envs)}
+
+
+class WiderCarry(Recurrent):
+    """Broadcasting in the network gives another shape than that of `init_carry`."""
+
+    def init_carry(self, policy, num_envs):
+        return super().init_carry(policy, num_envs)[..., :1]
+
+
+class OneValue(Unrolled):
+    def unroll(self, obs, carry, restart):
+        outputs, value = super().unroll(obs, carry, restart)
+        return outputs, value[-1]
+
+
+class WrongUnroll(Recurrent):
+    network = OneValue
+
+
 class Checked(Recurrent):
     """Reports how far the unrolled network is from the one that acted."""
 
@@ -160,8 +182,23 @@ def test_minibatches_of_a_custom_recurrent_network_divide_the_sequences():
             "policies.agent.algorithm: its network = 'Leaky': must be a module with "
             r"unroll\(obs, carry, restart\), because init_carry returns a carry",
         ),
+        (
+            WrongCarry,
+            r"policies\.agent: its network does not accept the carry of init_carry, "
+            r"\{'h': 'float32\[3,1,8\]'\}: .*dict",
+        ),
+        (
+            WiderCarry,
+            r"policies\.agent: its network returned a carry float32\[3,1,8\]: must have the "
+            r"structure of init_carry, float32\[3,1,1\]",
+        ),
+        (
+            WrongUnroll,
+            r"policies\.agent: shapes of unroll = \[\(2, 3, 2\), \(3,\)\]: must be "
+            r"\[\(2, 3, 2\), \(2, 3\)\]",
+        ),
     ],
 )
 def test_a_network_with_half_a_memory_is_refused(algorithm, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         make_learner(config_of(algorithm))

@@ -1,6 +1,7 @@
 """Common parts of PPO and A2C: an actor-critic network, acting, options and transforms."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import ClassVar, Literal, cast
 
@@ -10,6 +11,7 @@ from flax import nnx
 
 from wdjax.checks import require
 from wdjax.overrides import overridden
+from wdjax.train.algorithms.recurrent import require_sequences
 from wdjax.train.algorithms.returns import final_value
 from wdjax.train.algorithms.transforms import (
     RewardScale,
@@ -114,6 +116,9 @@ class OnPolicy(Algorithm):
         is_custom = not has_carry or own_update or self.overridden("act")
         words = "a module with unroll(obs, carry, restart), because init_carry returns a carry"
         require(is_custom or hasattr(network, "unroll"), f"{path}: its network", kind, words)
+        if policy.is_recurrent and self.overridden("make_network", "init_carry"):
+            params = nnx.to_pure_dict(nnx.state(network, nnx.Param))
+            require_sequences(policy, jax.eval_shape(functools.partial(self.init, policy), params))
 
     def make_distribution(self, config: PolicyConfig, assignment: Assignment) -> Distribution:
         return make_distribution(assignment.action_space, config.options.action_distribution)
