@@ -21,6 +21,7 @@ from wdjax.train import (
     make_learner,
     register_memory,
 )
+from wdjax.train.config.trust import UntrustedModuleError, require_trusted
 from wdjax.train.evaluation.export import export_policy
 from wdjax.train.networks import memories
 from wdjax.train.networks.memories import (
@@ -245,6 +246,29 @@ def test_unrolling_in_the_loss_equals_acting(name):
     assert learner.setup.policies["player"].engine.reason == "it is recurrent"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEMORIES)
+def test_snapshots_and_random_opponents_play_with_every_memory(name):
+    """Four blocks of two replicas; another opponent in a block starts at the empty carry."""
+    network = dataclasses.replace(NETWORK, memory=name, recurrent_size=3)
+    pool = {"past_selves": 2, "past_selves_every": 1, "opponents": {"random": 0.3}}
+    first = tiny_policy("PPO", network=network, epochs=1, minibatches=1, **pool)
+    policies = {
+        "first": dataclasses.replace(first, agents=("player[0]",)),
+        "second": dataclasses.replace(tiny_policy("A2C"), agents=("player[1]",)),
+    }
+    learner = make_learner(tiny_config("probe_leaver", policies, num_blocks=4))
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=4)
+    assert np.isfinite(metrics["first/loss"][0])  # NaN if opponents play in all blocks
+    leaves = jax.tree.leaves(state.policies["first"].params)
+    assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    empty = learner.setup.policies["first"].memory.empty((8, 1))
+    carry = state.memory["first"].carry[0]
+    assert jax.tree.structure(carry) == jax.tree.structure(empty)
+    episodes = evaluate(learner, state, jax.random.key(1), 4)
+    assert np.all(np.isfinite(episodes.episode_return["first"]))
+
+
 # --- custom memories ---
 
 
@@ -261,6 +285,12 @@ class Sum(RecurrentMemory):
     def __call__(self, carry, x):
         total = carry["sum"] + self.layer(x)
         return {"sum": total}, total
+
+
+def test_the_code_of_a_saved_memory_must_be_trusted():
+    policies = {"agent": {"network": {"memory": "theirs:Memory"}}}
+    with pytest.raises(UntrustedModuleError, match=r"network\.memory = 'theirs:Memory'"):
+        require_trusted("runs/theirs", {"policies": policies}, ())
 
 
 @pytest.fixture
