@@ -13,7 +13,7 @@ import shutil
 import textwrap
 import tokenize
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -268,9 +268,7 @@ def _describe_constant(value: Any) -> str:
         )
     if isinstance(value, dict):
         return f"Name -> (color on light ground, color on dark ground): {', '.join(value)}."
-    if typing.get_origin(value) is Callable:
-        return "Type of callbacks: callback(run, row); True ends the run."
-    return f"One of {', '.join(part.__name__ for part in value.__args__)}."
+    return f"Type: ``{re.sub(r'([a-z_]+[.])+', '', str(value))}``."
 
 
 def notebooks() -> str:

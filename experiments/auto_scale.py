@@ -55,7 +55,7 @@ def measure(config: TrainConfig, budget: int) -> Trial:
         learner = make_learner(config)
         run = compile_run(learner)
         shared = learner.setup.num_devices if on_cpu() else 1  # a CPU's devices share its memory
-        memory = shared * run.memory
+        memory = shared * run.bytes_needed
         trial = dataclasses.replace(trial, memory=memory)
         if memory > budget:
             words = f"not run: needs {in_words(memory)}, {in_words(budget)} available"

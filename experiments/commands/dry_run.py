@@ -59,7 +59,7 @@ def dry_run(
         yield f"{name}: {policy.config.algorithm}, {size:,} parameters; {batches(config, policy)}"
     run = compile_run(learner)
     yield from run.kernels
-    memory = f"{in_words(run.memory)} of memory per device ({in_words(bytes_free())} free)"
+    memory = f"{in_words(run.bytes_needed)} of memory per device ({in_words(bytes_free())} free)"
     yield f"{memory}; compiled in {run.seconds:.1f} s"
 
 

@@ -13,8 +13,8 @@ from wdjax.train.state.state import TrainState
 class CompiledRun:
     """The program that `Trainer` runs, compiled without training."""
 
-    memory: int
-    """bytes that it needs on each device, with a copy of the state that is being saved"""
+    bytes_needed: int
+    """memory on each device, with a copy of the state that is being saved"""
     seconds: float
     """time of tracing and compiling"""
     kernels: tuple[str, ...]
@@ -37,7 +37,7 @@ def compile_run(learner: Learner) -> CompiledRun:
     """Compile the program of a run, without memory for its arrays.
 
         compiled = compile_run(make_learner(config))
-        print(f"{compiled.memory / 1e9:.1f} GB on each device")
+        print(f"{compiled.bytes_needed / 1e9:.1f} GB on each device")
         state, seconds = compiled.time(learner.init(key), num_updates=10)
 
     Args:

@@ -24,6 +24,8 @@ from wdjax.train.networks.linear import orthogonal, product
 class RecurrentMemory(nnx.Module):
     """Interface of memories: an nnx.Module, named in a preset or with `register_memory`.
 
+    Example::
+
         class MyMemory(RecurrentMemory):
             # `size` is network.recurrent_size
             def __init__(self, in_features, size, *, kernel_init, rngs):
