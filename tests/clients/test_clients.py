@@ -195,3 +195,28 @@ def test_a_client_learns_cartpole(algorithm, changes, updates, at_least):
     learner = make_learner(cartpole(algorithm, **changes))
     _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
     assert np.nanmean(metrics["agent/episode_return"][-5:]) > at_least
+
+
+def recall(**changes):
+    network = {"hidden_sizes": [16], "activation": "tanh", "recurrent_size": 8}
+    policy = {"algorithm": "drqn:DRQN", "learning_rate": 5e-3, "network": network}
+    sizes = {"num_envs": 16, "num_blocks": 4, "rollout_length": 6}
+    run = {"env": "probes:Recall", "policies": {"agent": policy}, **sizes}
+    return make_learner(load_config(run, **changes))
+
+
+def test_drqn_learns_from_sequences():
+    learner = recall()
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    # 2048 sequences of 4 steps in 4 blocks, and space for 6 steps of 4 replicas in each
+    assert state.memory["agent"].replay.ring.rows.reward.shape == (4, 512 + 24, 4)
+    jax.eval_shape(learner.update, state)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_compile")
+def test_drqn_solves_a_task_that_requires_memory():
+    learner = recall()
+    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=100)
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=64)
+    assert episodes.episode_return["agent"].mean() > 0.95
