@@ -74,7 +74,7 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
         require_layout(f"policies.{name}.network", policy.network, env)
         algorithm.check(name, config, assignment)
         try:
-            algorithm.make_distribution(policy, assignment)
+            algorithm.make_distribution(config.policy(name), assignment)
         except (TypeError, ValueError) as error:
             raise type(error)(f"policies.{name}: {error}") from None
         _validate_mask(name, assignment)
