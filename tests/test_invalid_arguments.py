@@ -235,7 +235,9 @@ def test_failing_drawing_does_not_fail_the_run(tmp_path, monkeypatch, capsys):
         raise ValueError("Mine.draw raises KeyError: 'x'")
 
     monkeypatch.setattr("wdjax.train.trainer.save_episode", fails)
-    Trainer(learner().config, tmp_path / "run").draw()
+    trainer = Trainer(learner().config, tmp_path / "run")
+    trainer.state = state_of()
+    trainer.draw()
     assert (
         "Warning: could not draw episode.gif: Mine.draw raises KeyError" in capsys.readouterr().out
     )

@@ -124,6 +124,8 @@ class DDPG(Algorithm):
         require_bounded_box(f"{path}.algorithm = 'DDPG'", assignment.action_space)
         size, allowed = network.recurrent_size, "0: DDPG has no recurrent networks"
         require(size == 0, f"{path}.network.recurrent_size", size, allowed)
+        heads, allowed = list(network.head_hidden_sizes), "[]: DDPG has no such layers"
+        require(not heads, f"{path}.network.head_hidden_sizes", heads, allowed)
         for field in ("buffer_size", "batch_size"):
             value, allowed = getattr(options, field), f"a multiple of num_blocks = {run.blocks}"
             require(value % run.blocks == 0, f"{path}.{field}", value, allowed)
