@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import itertools
 import re
 import shutil
 import textwrap
@@ -257,11 +258,22 @@ def _entry(package: str, name: str, value: Any) -> str:
         return f".. autoclass:: {package}.{name}\n{members}"
     if callable(value) and not typing.get_args(value):
         return f".. autofunction:: {package}.{name}\n"
-    return f".. py:data:: {package}.{name}\n\n   {_describe_constant(value)}\n"
+    text = _text_below(package, name) or _describe_constant(value)
+    return f".. py:data:: {package}.{name}\n\n   {text}\n"
+
+
+def _text_below(package: str, name: str) -> str:
+    """Return the string below the definition of a constant in its module, or ""."""
+    home = getattr(import_module(package), "_HOME", {}).get(name, package)
+    body = ast.parse(inspect.getsource(import_module(home))).body
+    for part, after in itertools.pairwise(body):
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == name:
+            return ast.literal_eval(after.value) if isinstance(after, ast.Expr) else ""
+    return ""
 
 
 def _describe_constant(value: Any) -> str:
-    """Describe a constant, because Python keeps no docstring for it."""
+    """Describe a constant without a string below it."""
     if isinstance(value, np.ndarray):
         return (
             f"Outline, [{len(value)}, 2], centered at the origin, size about 1, pointing along +x."

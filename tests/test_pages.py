@@ -80,6 +80,12 @@ def test_notebooks_are_executed_by_default():
     )
 
 
+def test_reference_pages_describe_type_aliases():
+    text = from_code().names("wdjax.train.learning", "wdjax.train")
+    assert ".. py:data:: wdjax.train.learning.Terms\n\n   terms of a loss" in text
+    assert ".. autoclass:: wdjax.train.learning.Distribution\n" in text
+
+
 def test_environment_pages_omit_docstrings_of_inner_functions():
     text = from_code().environment("tag_continuous", "rules")
     assert "num_own" not in text

@@ -43,7 +43,10 @@ class Distribution(Protocol):
         """Return the entropy in nats, [...] float32."""
 
     def kl(self, outputs: jax.Array, other_outputs: jax.Array) -> jax.Array:
-        """Return KL(outputs || other_outputs) in nats, [...] float32; not used by PPO and A2C."""
+        """Return the KL divergence of `outputs` from `other_outputs` in nats, [...] float32.
+
+        It is E[log p - log q], p of `outputs` and q of `other_outputs`. PPO and A2C do not use it.
+        """
 
     def mode(self, outputs: jax.Array) -> jax.Array:
         """Return the actions of greedy policies, [..., *shape], in the form of `sample`."""
@@ -112,7 +115,10 @@ class Categorical:
         return -jnp.sum(jnp.exp(log) * log, axis=(-2, -1))
 
     def kl(self, outputs: jax.Array, other_outputs: jax.Array) -> jax.Array:
-        """Return KL(outputs || other_outputs) in nats, [...] float32: the sum over components."""
+        """Return the KL divergence of `outputs` from `other_outputs` in nats, [...] float32.
+
+        It is the sum over components.
+        """
         log, other = (jax.nn.log_softmax(self._logits(one)) for one in (outputs, other_outputs))
         return jnp.sum(jnp.exp(log) * (log - other), axis=(-2, -1))
 
@@ -213,7 +219,7 @@ class Gaussian:
         return jnp.sum(log_std + 0.5 * (1 + math.log(2 * math.pi)), axis=-1)
 
     def kl(self, outputs: jax.Array, other_outputs: jax.Array) -> jax.Array:
-        """Return KL(outputs || other_outputs) in nats, [...] float32.
+        """Return the KL divergence of `outputs` from `other_outputs` in nats, [...] float32.
 
         For a squashed Gaussian it is equal to the divergence of the normal distributions, since
         both are squashed by the same function.
