@@ -30,8 +30,8 @@ nb_execution_mode = "off" if os.environ.get("EXECUTE") == "0" else "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 
-napoleon_attr_annotations = False
-napoleon_use_ivar = True  # fields in "Attributes:" are part of the class
+# fields as a list; napoleon's own style links names such as "memory" to unrelated objects
+napoleon_custom_sections = [("Attributes", "params_style")]
 default_role = "code"  # docstrings mark code with single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -58,8 +58,6 @@ class Learner:
             arrays by name. n is static: another number compiles another program.
         rollout: rollout(state) -> (state, rollout). The `Rollout` that `update` would learn from,
             leaves [T, N, ...], without learning.
-        loaded: loaded() -> states. Initial states of policies with a checkpoint, by name; read on
-            the first call.
     """
 
     setup: Setup
@@ -68,6 +66,7 @@ class Learner:
     run: Run
     rollout: Callable[[TrainState], tuple[TrainState, Rollout]]
     loaded: Callable[[], Mapping[str, PolicyState]] = dict
+    """loaded() -> initial states of policies with a checkpoint, by name; read on the first call"""
 
     @property
     def shapes(self) -> TrainState:

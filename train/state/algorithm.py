@@ -285,7 +285,8 @@ class Algorithm(abc.ABC):
             num_blocks: blocks of replicas on this device.
 
         Returns:
-            (state, memory, metrics {name: scalar or `Metric`}), which include loss and grad_norm.
+            (state, memory, metrics). Metrics are a scalar or `Metric` by name, with loss and
+            grad_norm.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
@@ -318,8 +319,8 @@ class Algorithm(abc.ABC):
             num_blocks: blocks of replicas on this device.
 
         Returns:
-            (states, shared, memories, metrics). Metrics are {name: scalar or `Metric`} by policy,
-            with loss and grad_norm. Metrics of the shared part are under the name of the team.
+            (states, shared, memories, metrics). Metrics are a scalar or `Metric` by policy and by
+            name, with loss and grad_norm. Shared metrics are under the name of the team.
         """
         keys = [key] if len(team.policies) == 1 else jax.random.split(key, len(team.policies))
         learned = {
