@@ -242,13 +242,15 @@ def episode_metrics(
 
     def spread(name: str, values: jax.Array) -> Metrics:
         ended = of_devices(moments(values.astype(jnp.float32), over))
-        statistics = {
-            "mean": jnp.squeeze(ended.mean),
-            "min": smallest(jnp.min(jnp.where(over, values, jnp.inf))),
-            "max": largest(jnp.max(jnp.where(over, values, -jnp.inf))),
-            "std": jnp.squeeze(jnp.sqrt(ended.variance)),
-        }
-        mean, lowest, highest, deviation = nan_unless(episodes > 0, statistics).values()
+        mean, lowest, highest, deviation = nan_unless(
+            episodes > 0,
+            {
+                "mean": jnp.squeeze(ended.mean),
+                "min": smallest(jnp.min(jnp.where(over, values, jnp.inf))),
+                "max": largest(jnp.max(jnp.where(over, values, -jnp.inf))),
+                "std": jnp.squeeze(jnp.sqrt(ended.variance)),
+            },
+        ).values()
         return {
             name: Metric(mean, weight=("episodes",)),
             f"{name}_min": Metric(lowest, "min", ("episodes",)),
