@@ -403,13 +403,16 @@ def broken(name):
     [
         ("statistics", r"norm\.mean is of type BatchStat; only nnx\.Param"),
         ("fails", r"'no such thing'"),
-        ("no axes", r"empty\(\(4,\)\) returns \{'sum': 'float32\[3\]'\}; must return \{'sum': 'float32\[4, 3\]'\}"),
+        ("no axes", r"empty\(\(4,\)\) returns \{'sum': 'float32\[3\]'\}; must return "),
         ("learned start", r"empty\(\(4,\)\), which may not use parameters: "),
-        ("other carry", r"a step with leading axes \(4,\) returns .*must return \(\{'sum': 'float32\[4, 3\]'\}, "),
-        ("other width", r"a step with leading axes \(4,\) returns .*'float32\[4, 2\]'\); must return"),
-        ("one step", r"unroll of 5 steps of 3 sequences returns float32\[3, 3\]; must return float32\[5, 3, 3\]"),
+        ("other carry", r"a step with leading axes \(4,\) returns .*must return \(\{'sum': "),
+        (
+            "other width",
+            r"a step with leading axes \(4,\) returns .*'float32\[4, 2\]'\); must return",
+        ),
+        ("one step", r"unroll of 5 .* returns float32\[3, 3\]; must return float32\[5, 3, 3\]"),
     ],
-)  # fmt: skip
+)
 def test_broken_memories_raise(names, name, message):
     register_memory("broken", broken(name))
     network = dataclasses.replace(NETWORK, memory="broken", recurrent_size=3)
