@@ -67,7 +67,7 @@ class TrainedPolicy:
             (actions [..., *shape] in `action_space`, memory).
 
         Raises:
-            ValueError: if the structure or shapes of `obs` or `memory` do not match.
+            ValueError: if the structure or shapes of an argument do not match.
             TypeError: if `obs` is not real-valued.
         """
         parts = sample_shapes(self.observation_space)

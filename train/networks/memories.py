@@ -24,7 +24,7 @@ from wdjax.train.networks.linear import orthogonal, product
 class RecurrentMemory(nnx.Module):
     """Interface of memories: an nnx.Module, named in a preset or with `register_memory`.
 
-    Example::
+    For example::
 
         class MyMemory(RecurrentMemory):
             # `size` is network.recurrent_size
@@ -222,7 +222,7 @@ def register_memory(name: str, memory: type) -> None:
         memory: its class, see `RecurrentMemory`.
 
     Raises:
-        TypeError: if `memory` is not a subclass of flax.nnx.Module.
+        TypeError: if the class is not a subclass of flax.nnx.Module.
         ValueError: if the name contains ":" or belongs to another class.
     """
     require_module(f"memory {name!r}", memory)
