@@ -48,7 +48,12 @@ if TYPE_CHECKING:
     )
     from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
     from wdjax.train.networks.actor_critic import ActorCritic, Trunk
-    from wdjax.train.networks.distributions import Categorical, Distribution, Gaussian
+    from wdjax.train.networks.distributions import (
+        Categorical,
+        Distribution,
+        Gaussian,
+        make_distribution,
+    )
     from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.networks.encoders import FlatEncoder, encode, encoded_size, make_encoder
     from wdjax.train.networks.memories import RecurrentMemory
@@ -80,10 +85,10 @@ __all__ = [
     "RunningStatistics", "Schedule", "Steps", "Team", "Terms", "TrainConfig", "TrainState", "Trunk",
     "ValueNetwork", "all_rows", "any_of", "apply_transforms", "average", "block_keys",
     "block_numbers", "descend", "draw_blocks", "encode", "encoded_size", "experience", "fit", "gae",
-    "largest", "make_encoder", "make_optimizer", "masked_mean", "masked_variance", "new_replay",
-    "new_statistics", "next_value", "normalize", "normalized_mean", "num_shards", "own_rows",
-    "policy_terms", "rollout_metrics", "sample_blocks", "smallest", "static", "total", "traced",
-    "update_normalizers", "update_statistics", "value_error",
+    "largest", "make_distribution", "make_encoder", "make_optimizer", "masked_mean",
+    "masked_variance", "new_replay", "new_statistics", "next_value", "normalize", "normalized_mean",
+    "num_shards", "own_rows", "policy_terms", "rollout_metrics", "sample_blocks", "smallest",
+    "static", "total", "traced", "update_normalizers", "update_statistics", "value_error",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -64,7 +64,7 @@ class RecurrentValues(nnx.Module):
 
 
 class DRQN(Algorithm):
-    """Q-learning on sequences, each with an empty memory at its start."""
+    """Q-learning on sequences, each from a zero carry."""
 
     Options = DRQNOptions
 

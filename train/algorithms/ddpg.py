@@ -19,7 +19,6 @@ from flax import nnx
 
 from wdjax.checks import require
 from wdjax.spaces import Box, Space
-from wdjax.train.algorithms.fit import Terms
 from wdjax.train.algorithms.noise import explore, uniform_actions
 from wdjax.train.learning import (
     Algorithm,
@@ -35,6 +34,7 @@ from wdjax.train.learning import (
     Rollout,
     Schedule,
     Steps,
+    Terms,
     TrainConfig,
     average,
     block_keys,

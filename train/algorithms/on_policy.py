@@ -25,6 +25,7 @@ from wdjax.train.learning import (
     Assignment,
     Batch,
     Context,
+    Distribution,
     Evaluation,
     Experience,
     Hypers,
@@ -35,13 +36,13 @@ from wdjax.train.learning import (
     Schedule,
     TrainConfig,
     gae,
+    make_distribution,
     make_optimizer,
     sample_blocks,
     static,
     traced,
 )
 from wdjax.train.networks.actor_critic import empty_carry, has_memory, without_mask
-from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.state.aliases import ActingState, Carry, Fields, Metrics, Observation, Params
 from wdjax.train.state.engine import evaluate_actions
 from wdjax.train.state.normalization import (

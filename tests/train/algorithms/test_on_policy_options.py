@@ -112,7 +112,7 @@ class Seen:
     target: np.ndarray
     # name of a part -> (mean, variance), of all valid transitions up to the end of this rollout
     seen_statistics: dict
-    # of the discounted sums of all valid transitions up to the end of this rollout
+    # statistics of the discounted sums of all valid transitions until the end of this rollout
     reward_variance: float
     sums: np.ndarray  # discounted sums after the last step, 0 where an episode ended
     losses: Callable  # parameters -> terms of the loss
