@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from probes import FALLING, SignalParams, tiny_config, tiny_policy
 
-from wdjax.train import PPO, evaluate, make_learner, with_hypers
+from wdjax.train import (
+    PPO,
+    evaluate,
+    load_run,
+    make_learner,
+    read_metrics,
+    save_run,
+    with_hypers,
+)
 from wdjax.train.learner.learner import update
 
 STEPS = 8 * 6  # env steps of an update
@@ -101,6 +109,17 @@ def test_a_rollout_is_the_one_that_an_update_learns_from(learner, state):
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == jax.tree.map(
         lambda leaf: leaf.dtype, learner.shapes
     )
+
+
+def test_a_saved_state_loads_as_a_run(learner, state, tmp_path):
+    after, _ = learner.update(state)
+    row = {"updates": 1, "env_steps": STEPS}
+    for _ in range(2):  # also over an older one
+        save_run(tmp_path / "run", learner.config, after, [row])
+    other, loaded = load_run(f"{tmp_path}/run@1")
+    assert_equal(loaded, after)
+    assert other.config.policies == learner.config.policies
+    assert read_metrics(tmp_path / "run") == [row]
 
 
 def test_update_does_not_donate_its_input(learner, state):
