@@ -1,9 +1,8 @@
-"""Run configuration as frozen dataclasses. A preset is a YAML file with these fields
-(`wdjax.train.load_config`).
+"""Run configuration as frozen dataclasses.
 
-`traced` fields become leaves of `TrainState.hypers` and can be swept under vmap without
-recompilation. All other fields are static: they determine shapes and code paths. Field metadata is
-defined in config/facts.py.
+A preset is a YAML file with these fields (`wdjax.train.load_config`). `traced` fields become leaves
+of `TrainState.hypers` and can be swept under vmap without recompilation. All other fields are
+static: they determine shapes and code paths. Field metadata is defined in config/facts.py.
 """
 
 import dataclasses
@@ -18,8 +17,7 @@ _COUNT = "at least 1 and below 2**31"
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """Network of a policy: an encoder, hidden layers, an optional memory, and heads for actions and
-    value."""
+    """Network of a policy: encoder, hidden layers, optional memory, action and value heads."""
 
     hidden_sizes: tuple[int, ...] = static(
         (64, 64), read=True, allowed="widths of at least 1, below 2**31"
@@ -59,7 +57,7 @@ class NetworkConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig:
-    """Configuration of one policy: its agents, algorithm, network, opponents, optimizer and options."""
+    """Configuration of a policy: agents, algorithm, network, opponents, optimizer and options."""
 
     agents: tuple[str, ...] = ()
     """Agents that the policy controls: a group, a slice of a group ("runner[0:50]"), or every agent
@@ -123,7 +121,7 @@ class PolicyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TeamConfig:
-    """Configuration of a team: policies that one algorithm updates together, such as with a shared critic."""
+    """Configuration of a team: policies that one algorithm updates, as with a shared critic."""
 
     policies: tuple[str, ...] = ()
     """Names of its policies, which may not set `algorithm` or options of their own."""
