@@ -210,11 +210,7 @@ def mean_over_steps(metrics: Terms, evaluated: jax.Array, taken: jax.Array) -> T
 
 
 def shuffle(
-    key: jax.Array,
-    shape: tuple[int, ...],
-    num_blocks: int,
-    minibatches: int,
-    permutation: Callable,
+    key: jax.Array, shape: tuple[int, ...], num_blocks: int, minibatches: int, permutation: Callable
 ) -> jax.Array:
     """Return [minibatches, R / minibatches] int32: each index of R = T * N * n transitions once.
 

@@ -70,11 +70,7 @@ def final_value(
     """
 
     def evaluate(
-        current: jax.Array,
-        state: PolicyState,
-        obs: Observation,
-        carry: Carry,
-        truncated: jax.Array,
+        current: jax.Array, state: PolicyState, obs: Observation, carry: Carry, truncated: jax.Array
     ) -> jax.Array:
         return jnp.where(truncated, policy.algorithm.value(policy, state, obs, carry), current)
 
