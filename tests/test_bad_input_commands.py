@@ -42,7 +42,7 @@ COMMANDS = [
     ([*TRAIN, "--policies.agent.options", "{temperature: 0.1}"],
      "--policies.agent.options, {temperature: 0.1}: set each option on its own, such as --policies.agent.clip 0.1"),
     ([*TRAIN, "--policies.agent.options.temperature", "0.1"],
-     "Unrecognized options: --policies.agent.temperature, 0.1 (see --help)"),
+     "Unrecognized options: --policies.agent.temperature, 0.1: A2C has no option temperature"),
     ([*TRAIN, "--policies.agent.options.gamma", "2"], "policies.agent.gamma = 2.0: must be between 0 and 1"),
     ([*AWR, "--policies.agent.options", "{temperature: 0.1}"],
      "--policies.agent.options, {temperature: 0.1}: set each option on its own, such as --policies.agent.clip 0.1"),

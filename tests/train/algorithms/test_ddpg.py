@@ -343,7 +343,7 @@ def test_frozen_policies_have_no_buffer_and_no_noise(mixed):
     }
     policy = learner.setup.policies["frozen"]
     obs = jnp.ones((8, 1, 1))
-    action, _, _ = policy.algorithm.act(policy, state, None, obs, None, None)
+    action, _, _ = policy.algorithm.act(policy, state, None, obs, None, states[3].hypers["frozen"])
     np.testing.assert_array_equal(
         action, policy.algorithm.play(policy, state, None, obs, None, greedy=True)[0]
     )
