@@ -63,7 +63,7 @@ test-all: $(DEV_STAMP)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
-	$(BIN)/ruff format --check --exclude experiments/notebooks
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 # Warnings are errors. Pictures of environments are always redrawn. Outputs of notebooks are cached.
