@@ -13,10 +13,10 @@ import argparse
 import collections
 import dataclasses
 import functools
-import hashlib
 import importlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -419,21 +419,30 @@ def apart(a, b):
 
 
 def text_differences(old, new):
-    """Return lines that describe the difference of two texts, or their hash if they are equal."""
-    a, b = old["text"].splitlines(), new["text"].splitlines()
-    if a == b:
-        return [], [f"{len(a)} lines, sha256 {hashlib.sha256(old['text'].encode()).hexdigest()}"]
-    differ = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [
-        min(len(a), len(b))
-    ]
-    one, other = ("".join(lines[differ[0] : differ[0] + 1]) for lines in (a, b))
-    start = max(
-        next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), 0)
-        - 80,
-        0,
-    )
-    where = f"{len(differ)} of {len(a)} lines differ (now {len(b)}), line {differ[0] + 1} first, character {start}"
-    return [where, f"  OLD {one[start : start + 240]}", f"  NEW {other[start : start + 240]}"], []
+    """Compare two programs for GPUs: kernels byte by byte, other lines up to their order and names.
+
+    Returns:
+        (problems, notes), lists of lines.
+    """
+    kernels, rest = zip(*(split_text(text["text"]) for text in (old, new)), strict=True)
+    counts = f"{len(kernels[0])} kernels, {rest[0].total()} other lines"
+    if kernels[0] == kernels[1] and rest[0] == rest[1]:
+        return [], [f"{counts}, equal up to order and names"]
+    pairs = zip(*kernels, strict=False)
+    changed = sum(a != b for a, b in pairs) + abs(len(kernels[0]) - len(kernels[1]))
+    only_old, only_new = rest[0] - rest[1], rest[1] - rest[0]
+    where = f"{changed} kernels and {only_old.total()} lines differ (now {only_new.total()})"
+    lines = [f"  OLD {n} x {line[:200]}" for line, n in list(only_old.items())[:8]]
+    lines += [f"  NEW {n} x {line[:200]}" for line, n in list(only_new.items())[:8]]
+    return [f"of {counts}, {where}", *lines], []
+
+
+def split_text(text):
+    """Return (sorted kernel calls, counter of the other lines), without names of values."""
+    lines = [re.sub(r"%\w+(#\d+)?(:\d+)?", "%", line).strip() for line in text.splitlines()]
+    lines = [re.sub(r"@(\w+?)_\d+\b", r"@\1", line) for line in lines]
+    kernels = sorted(line for line in lines if "xla.gpu.triton" in line)
+    return kernels, collections.Counter(line for line in lines if "xla.gpu.triton" not in line)
 
 
 def compare(old, new, names):
