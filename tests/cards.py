@@ -7,8 +7,16 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 CARDS = ("NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA H200", "NVIDIA B200")
 
 
-def lowered(function, *operands, platform="cuda", card="NVIDIA H200"):
-    """Return the text of a function's program for a GPU. jax 0.11 and newer need its kind."""
+def for_card(platform="cuda", card="NVIDIA H200"):
+    """Return a context in which programs of one device are lowered for a GPU.
+
+    jax 0.11 and newer need its kind.
+    """
     device = AbstractDevice(device_kind=card, num_cores=None, platform=platform)
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
+
+
+def lowered(function, *operands, platform="cuda", card="NVIDIA H200"):
+    """Return the text of a function's program for a GPU."""
+    with for_card(platform, card):
         return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()

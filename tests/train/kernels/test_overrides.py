@@ -7,7 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from cards import lowered
+from cards import for_card, lowered
 from test_rollout_kernel import assert_same, both, limit, preset
 
 import wdjax
@@ -168,7 +168,8 @@ class ByKeys(PPO):
 
 def test_act_that_needs_keys_is_scanned():
     changes = {"policies.agent.algorithm": f"{__name__}:ByKeys"}
-    with listening() as decisions, overrides.overriding(None, **{**SMALL, **changes}) as learner:
+    custom = overrides.overriding(None, **{**SMALL, **changes})
+    with listening() as decisions, custom as learner, for_card():
         jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
     assert "whole rollouts" in decisions
     assert decisions["whole rollouts"] is not None

@@ -133,7 +133,8 @@ def test_kernel_under_vmap():
 
 
 def test_an_update_contains_the_kernel_only_on_a_gpu(monkeypatch):
-    config = preset("cartpole", reset=1000, **{"policies.agent.network.hidden_sizes": [16]})
+    small = {"devices": 1, "policies.agent.network.hidden_sizes": [16]}
+    config = preset("cartpole", reset=1000, **small)
     learner = make_learner(config)
     state = jax.eval_shape(learner.init, jax.random.key(0))
     assert "pallas" not in str(jax.make_jaxpr(learner.update)(state))
