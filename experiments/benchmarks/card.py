@@ -270,7 +270,8 @@ def train(
 
 def resume(preset: str, folder: Path) -> str:
     """Train a run without and with a break, which must end with the same bits."""
-    rate = {"learning_rate": 1e-3}  # a schedule in fractions of the run would differ in its parts
+    # a schedule in fractions of the run would differ in its parts
+    rate: dict[str, Any] = {"learning_rate": 1e-3}
     whole = train(folder, "whole", 4, preset, **rate)
     parts = train(folder, "parts", 2, preset, **rate)
     train(folder, parts.name, 4, preset, resume=True, **rate)
