@@ -27,20 +27,19 @@ class _Recorder:
     """Options that record which traced fields a loss reads."""
 
     def __init__(self, options: Options) -> None:
-        self.__dict__.update(_options=options, _read=set())
+        self.__dict__.update(_options=options, _read={})
 
     def __getattr__(self, name: str) -> Any:
         field = type(self._options).__dataclass_fields__.get(name)
         if field is None or not is_traced(field):
             return getattr(self._options, name)
-        self._read.add(name)
-        return jnp.float32(0)
+        return self._read.setdefault(name, jnp.float32(0))
 
 
 class Study(NamedTuple):
     """Properties of a loss that a kernel requires before it traces the loss."""
 
-    read: list[str]  # traced options that it reads, in the order of their fields
+    read: list[str]  # traced options that it reads, in the order of reading
     terms: list[str]  # names of its terms, sorted
     of_value: frozenset[str]  # terms that depend on the new value, and not on the policy
     # a result that depends on both, which prevents separate gradients of two networks
@@ -94,12 +93,9 @@ def study(
         for place, (policy, value) in needs.items()
         if (value if "policy" in place else policy and value)
     ]
-    is_options = dataclasses.is_dataclass(options)
-    names = [field.name for field in dataclasses.fields(options)] if is_options else []
     of_value = frozenset(name for name, (policy, value) in terms.items() if value and not policy)
-    read = [name for name in names if name in recorder._read]
     mixed = wrong[0].removeprefix("terms.") if wrong else None
-    return Study(read, sorted(terms), of_value, mixed, sorted(set(extra.names)))
+    return Study(list(recorder._read), sorted(terms), of_value, mixed, sorted(set(extra.names)))
 
 
 def is_custom(loss: Loss) -> bool:

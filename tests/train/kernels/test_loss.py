@@ -88,7 +88,7 @@ class Shifted(PPO):
 
 def test_study_of_ppo():
     found = study(PPO().loss, PPO.Options(), ROWS)
-    assert found.read == ["value_coefficient", "entropy_coefficient", "clip", "value_clip"]
+    assert found.read == ["clip", "value_clip", "value_coefficient", "entropy_coefficient"]
     expected = ["approx_kl", "clip_fraction", "entropy", "policy_loss", "value_loss"]
     assert found.terms == expected
     assert found.of_value == {"value_loss"}
