@@ -5,7 +5,7 @@ import difflib
 import math
 import numbers
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -81,6 +81,17 @@ def require_each(
     for name in names:
         value = getattr(params, name)
         require(np.all(is_valid(value)), name, value, allowed)
+
+
+def require_all(params: Any, rules: Mapping[str, tuple[Any, str]]) -> None:
+    """Raise ValueError for the first field of params that breaks its rule.
+
+    Args:
+        params: the params.
+        rules: name of a field -> (bools that must all be true, allowed values).
+    """
+    for name, (condition, allowed) in rules.items():
+        require(np.all(condition), name, getattr(params, name), allowed)
 
 
 def require_positive(params: Any, *names: str) -> None:

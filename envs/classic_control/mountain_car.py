@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_finite, require_positive
+from wdjax.checks import require_all, require_finite, require_positive
 from wdjax.env import drawn_by
 from wdjax.envs.classic_control.game import ClassicControl, stack_bounds
 from wdjax.spaces import Box, Discrete
@@ -57,24 +57,16 @@ class MountainCar(ClassicControl[State]):
         require_finite(params)
         low, high, goal = params.min_position, params.max_position, params.goal_position
         first, last = np.float32(FIRST_START), np.float32(LAST_START)
-        require(
-            np.all(low <= first),
-            "min_position",
-            low,
-            f"at most {FIRST_START}, the lowest start position",
-        )
-        require(
-            np.all(high >= last),
-            "max_position",
-            high,
-            f"at least {LAST_START}, the highest start position",
-        )
-        require(
-            np.all((goal >= last) & (goal <= high)),
-            "goal_position",
-            goal,
-            f"at least {LAST_START}, the highest start position, and at most max_position",
-        )
+        highest = f"at least {LAST_START}, the highest start position"
+        rules = {
+            "min_position": (low <= first, f"at most {FIRST_START}, the lowest start position"),
+            "max_position": (high >= last, highest),
+            "goal_position": (
+                (goal >= last) & (goal <= high),
+                f"{highest}, and at most max_position",
+            ),
+        }
+        require_all(params, rules)
         require_positive(params, "max_speed", "episode_length")
 
     def start(self, key: jax.Array) -> State:

@@ -100,12 +100,8 @@ class TaxedCommons(Env):
         for name, (low, high) in ranges.items():
             value = getattr(params, name)
             require(np.all((value >= low) & (value <= high)), name, value, f"from {low} to {high}")
-        require(
-            np.all((params.start >= 0) & (params.start <= params.capacity)),
-            "start",
-            params.start,
-            "from 0 to capacity",
-        )
+        is_start = (params.start >= 0) & (params.start <= params.capacity)
+        require(np.all(is_start), "start", params.start, "from 0 to capacity")
         require_not_negative(params, "cost", "tax_step")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import struct
 
-from wdjax.checks import require, require_each, require_positive
+from wdjax.checks import require, require_all, require_each, require_positive
 from wdjax.files import read_text
 
 NUM_LEVELS = 10  # stringency levels 1 to 10
@@ -225,91 +225,80 @@ def check_calibration(calibration: Any, num_states: int) -> None:
         "Pass a path as calibration_file",
         TypeError,
     )
-    values = {
-        field.name: getattr(calibration, field.name) for field in dataclasses.fields(calibration)
-    }
-    for name, value in values.items():
-        shape = tuple(num_states if axis == "n" else axis for axis in _SHAPES.get(name, ("n",)))
-        actual = np.shape(value)[len(np.shape(value)) - len(shape) :] if shape else ()
-        key = "policy_digits_per_state" if name == "policy" else name
-        fits = len(actual) == len(shape) and all(
-            b in ("days", a) for a, b in zip(actual, shape, strict=True)
-        )
-        require(
-            fits,
-            f"shape of {key}",
-            np.shape(value),
-            f"of shape {shape}".replace("'", "") + f", for num_states = {num_states}",
-        )
-        require(np.all(np.isfinite(value)), name, value, "finite")
+    _check_shapes(calibration, num_states)
+    _check_ranges(calibration)
+
+
+def _check_ranges(calibration: Calibration) -> None:
+    most, bias = calibration.population * _MOST_OF_N, calibration.unemployment_bias
+    counted = calibration.init_susceptible + calibration.init_infected + calibration.init_recovered
+    days = np.shape(calibration.policy)[-2]
     require_positive(calibration, *_ABOVE_0)
-    require(np.all(calibration.gamma <= 1), "gamma", calibration.gamma, "at most 1 per day")
-    rate, bias = calibration.death_rate, calibration.unemployment_bias
-    require(np.all((rate >= 0) & (rate <= 1)), "death_rate", rate, "between 0 and 1")
-    require(
-        np.all((bias >= 0) & (bias < 100)),
-        "unemployment_bias",
-        bias,
-        "a percentage of at least 0 and below 100",
-    )
     require_each(
         calibration,
         ("agent_alpha", "planner_alpha"),
         lambda value: (value > 0) & (value < 1),
         "above 0 and below 1",
     )
-    policy = calibration.policy
-    require(
-        np.all((policy >= 1) & (policy <= NUM_LEVELS)),
-        "policy_digits_per_state",
-        policy,
-        f"levels from 1 to {NUM_LEVELS}",
-    )
-    days = np.shape(policy)[-2]
-    require(
-        np.all(calibration.filter_len >= days),
-        "filter_len",
-        calibration.filter_len,
-        f"at least the {days} days of policy_digits_per_state up to start_index",
-    )
-    _check_bounds(values)
-    _check_counts(calibration)
-
-
-def _check_bounds(values: dict[str, Any]) -> None:
-    for index in ("health", "economic"):
-        low, high = (values[f"agent_{index}_index_{end}"] for end in ("min", "max"))
-        require(
-            np.all(high > low), f"agent_{index}_index_max", high, f"above agent_{index}_index_min"
-        )
-        name = f"planner_{index}_index_min_max"
-        require(
-            np.all(values[name][..., 1] > values[name][..., 0]),
-            name,
-            values[name],
-            "a minimum and a larger maximum",
-        )
-
-
-def _check_counts(calibration: Calibration) -> None:
-    most = calibration.population * _MOST_OF_N
     require_each(
         calibration,
         _COUNTS,
         lambda value: (value >= 0) & (value <= most),
         "at least 0 persons and at most the population",
     )
-    total = calibration.init_susceptible + calibration.init_infected + calibration.init_recovered
-    require(
-        np.all(total <= most),
-        "init_susceptible",
-        calibration.init_susceptible,
-        "at most the population minus init_infected and init_recovered",
+    require_each(
+        calibration,
+        ("planner_health_index_min_max", "planner_economic_index_min_max"),
+        lambda value: value[..., 1] > value[..., 0],
+        "a minimum and a larger maximum",
     )
-    least = np.sum(calibration.population, axis=-1) / _MOST_OF_N
-    require(
-        np.all(calibration.us_population >= least),
-        "us_population",
-        calibration.us_population,
-        "at least the population of all states together",
-    )
+    rules = {
+        "gamma": (calibration.gamma <= 1, "at most 1 per day"),
+        "death_rate": (
+            (calibration.death_rate >= 0) & (calibration.death_rate <= 1),
+            "between 0 and 1",
+        ),
+        "unemployment_bias": (
+            (bias >= 0) & (bias < 100),
+            "a percentage of at least 0 and below 100",
+        ),
+        "filter_len": (
+            calibration.filter_len >= days,
+            f"at least the {days} days of policy_digits_per_state up to start_index",
+        ),
+        "agent_health_index_max": (
+            calibration.agent_health_index_max > calibration.agent_health_index_min,
+            "above agent_health_index_min",
+        ),
+        "agent_economic_index_max": (
+            calibration.agent_economic_index_max > calibration.agent_economic_index_min,
+            "above agent_economic_index_min",
+        ),
+        "init_susceptible": (
+            counted <= most,
+            "at most the population minus init_infected and init_recovered",
+        ),
+        "us_population": (
+            calibration.us_population >= np.sum(calibration.population, axis=-1) / _MOST_OF_N,
+            "at least the population of all states together",
+        ),
+    }
+    require_all(calibration, rules)
+
+
+def _check_shapes(calibration: Calibration, num_states: int) -> None:
+    """Raise ValueError for a wrong shape, a number that is not finite, or an unknown level."""
+    for field in dataclasses.fields(calibration):
+        name, value = field.name, getattr(calibration, field.name)
+        shape = tuple(num_states if axis == "n" else axis for axis in _SHAPES.get(name, ("n",)))
+        actual = np.shape(value)[len(np.shape(value)) - len(shape) :] if shape else ()
+        key = "policy_digits_per_state" if name == "policy" else name
+        fits = len(actual) == len(shape) and all(
+            b in ("days", a) for a, b in zip(actual, shape, strict=True)
+        )
+        allowed = f"of shape {shape}".replace("'", "") + f", for num_states = {num_states}"
+        require(fits, f"shape of {key}", np.shape(value), allowed)
+        require(np.all(np.isfinite(value)), name, value, "finite")
+    policy, allowed = calibration.policy, f"levels from 1 to {NUM_LEVELS}"
+    is_level = np.all((policy >= 1) & (policy <= NUM_LEVELS))
+    require(is_level, "policy_digits_per_state", policy, allowed)

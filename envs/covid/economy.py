@@ -19,6 +19,7 @@ from flax import struct
 from wdjax.checks import (
     MANY,
     require,
+    require_all,
     require_finite,
     require_integer,
     require_not_negative,
@@ -130,27 +131,21 @@ class CovidEconomy(Env):
         longest = params.calibration.filter_len
         durations = ("episode_length", "cooldown", "subsidy_interval", "delivery_interval")
         require_positive(params, *durations, "state_health_priority", "planner_health_priority")
-        require(
-            np.all(params.episode_length <= longest),
-            "episode_length",
-            params.episode_length,
-            f"at most filter_len ({longest} days), so that no change of level in an episode expires",
-        )
         require_not_negative(params, "max_subsidy", "vaccines_per_million", "interest", "sick_rate")
-        require(
-            np.all(abs(params.risk_aversion - 1) > 1e-3),
-            "risk_aversion",
-            params.risk_aversion,
-            "different from 1",
-        )
-        share, bias = params.working_share, np.max(params.calibration.unemployment_bias)
-        least = (np.log(2) + bias) / 100
-        require(
-            np.all((share > least) & (share <= 1)),
-            "working_share",
-            share,
-            f"above the minimum unemployment {least:.3f} (unemployment_bias) and at most 1",
-        )
+        least = (np.log(2) + np.max(params.calibration.unemployment_bias)) / 100
+        rules = {
+            "episode_length": (
+                params.episode_length <= longest,
+                f"at most filter_len ({longest} days), "
+                "so that no change of level in an episode expires",
+            ),
+            "risk_aversion": (abs(params.risk_aversion - 1) > 1e-3, "different from 1"),
+            "working_share": (
+                (params.working_share > least) & (params.working_share <= 1),
+                f"above the minimum unemployment {least:.3f} (unemployment_bias) and at most 1",
+            ),
+        }
+        require_all(params, rules)
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Arrays, State]:
         """Start on day 0; every reset is identical."""

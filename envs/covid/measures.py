@@ -111,13 +111,9 @@ def find_deviations(
     """
     num_levels, num_subsidies = NUM_LEVELS + 1, env.num_subsidy_levels + 1
 
-    def no_deviation(num) -> jax.Array:
-        return jnp.full(num, -1)
-
-    level = jnp.concatenate([no_deviation(1), jnp.arange(num_levels), no_deviation(num_subsidies)])
-    subsidy = jnp.concatenate(
-        [no_deviation(1), no_deviation(num_levels), jnp.arange(num_subsidies)]
-    )
+    none = jnp.full(1 + num_levels + num_subsidies, -1)  # -1: no deviation
+    level = none.at[1 : num_levels + 1].set(jnp.arange(num_levels))
+    subsidy = none.at[num_levels + 1 :].set(jnp.arange(num_subsidies))
 
     def returns(level: jax.Array, subsidy: jax.Array) -> tuple[jax.Array, jax.Array]:
         def act(obs: Any, state: State) -> dict[str, jax.Array]:

@@ -1,8 +1,8 @@
-"""Base class of the reaction path environments: atoms move cell by cell over an energy table.
+"""Reaction path search: one or two atoms move cell by cell over an energy table.
 
 Source: Lan, Wang, An, "Enabling high throughput deep reinforcement learning with first principles
-to investigate catalytic reaction mechanisms", Nature Communications 15 (2024). The rules follow the
-ChemSearch classes of WarpDrive 2.7.1.
+to investigate catalytic reaction mechanisms", Nature Communications 15 (2024). The rules follow
+SingleAgentOneAtomChemSearch and SingleAgentTwoAtomChemSearch of WarpDrive 2.7.1.
 """
 
 import abc
@@ -17,7 +17,7 @@ from flax import struct
 from wdjax.checks import require, require_bool, require_finite, require_known, require_positive
 from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.reaction.surfaces import OWN_TABLE, SHARE_OF_BARRIER, SURFACES, Table, load_table
-from wdjax.spaces import Box
+from wdjax.spaces import Box, Discrete, MultiDiscrete
 
 # Displacement of each move: x + 1, x - 1, y + 1, y - 1, z + 1, z - 1.
 MOVES = np.array([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], np.int32)
@@ -291,6 +291,56 @@ class ReactionPath(Env):
         return Box(0.0, np.array([1.0] * 3 * n + [np.inf] * n, np.float32), (4 * n,))
 
     scene = drawn_by("wdjax.envs.reaction.drawing:path_scene")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReactionOneAtom(ReactionPath):
+    """One agent moves one atom over a potential energy surface.
+
+    Actions are Discrete(6): x + 1, x - 1, y + 1, y - 1, z + 1, z - 1.
+    """
+
+    surface: str = "mueller_brown"
+    """built-in surface, path of a .npy file, or "table" for custom `energies` in the params"""
+    rule: str = "auto"
+    """handling of moves out of the slab: "2d" executes them, "3d" cancels them, "auto" selects "2d"
+    if start and goal have the same z and "3d" otherwise"""
+
+    num_atoms: ClassVar[int] = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_known("rule", self.rule, ("auto", "2d", "3d"))
+
+    def in_plane(self, params: Params) -> Any:
+        return (
+            params.initial_state[2] == params.final_state[2]
+            if self.rule == "auto"
+            else self.rule == "2d"
+        )
+
+    def action_space(self, params: Params) -> Discrete:
+        return Discrete(6)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReactionTwoAtoms(ReactionPath):
+    """One agent moves two atoms over a potential energy surface.
+
+    Actions are MultiDiscrete(2, 6): the atom, and its move (x + 1, x - 1, y + 1, y - 1, z + 1,
+    z - 1). Moves out of the slab are cancelled.
+    """
+
+    surface: str = "two_atom_exchange"
+    """built-in surface, path of a .npy file, or "table" for custom `energies` in the params"""
+
+    num_atoms: ClassVar[int] = 2
+
+    def in_plane(self, params: Params) -> bool:
+        return False
+
+    def action_space(self, params: Params) -> MultiDiscrete:
+        return MultiDiscrete((2, 6))
 
 
 def flat_index(cells: jax.Array, shape: tuple[int, ...]) -> jax.Array:

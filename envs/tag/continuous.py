@@ -26,8 +26,7 @@ from wdjax.checks import (
     require_positive,
 )
 from wdjax.env import drawn_by, require_action
-from wdjax.envs.tag.game import Arrays, Tag
-from wdjax.envs.tag.moves import level, wrap
+from wdjax.envs.tag.game import Arrays, Tag, level, wrap
 from wdjax.envs.tag.observation import observe, split_observation
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.spaces import Box, Dict, MultiDiscrete

@@ -23,8 +23,7 @@ from wdjax.checks import (
     require_positive,
 )
 from wdjax.env import drawn_by, require_action
-from wdjax.envs.tag.game import Arrays, Tag
-from wdjax.envs.tag.moves import X_STEPS, Y_STEPS
+from wdjax.envs.tag.game import X_STEPS, Y_STEPS, Arrays, Tag
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
 
@@ -87,18 +86,10 @@ class TagGridworld(Tag):
     def check_params(self, params: Params) -> None:
         require_finite(params)
         lowest = 2 if self.random_start else 1  # random starts use cells 1 to grid_length - 1
-        require(
-            np.all(params.grid_length >= lowest),
-            "grid_length",
-            params.grid_length,
-            f"at least {lowest}",
-        )
-        require(
-            np.all(params.grid_length <= MAX_GRID_LENGTH),
-            "grid_length",
-            params.grid_length,
-            f"at most {MAX_GRID_LENGTH}, because squared distances are int32",
-        )
+        sides = params.grid_length
+        require(np.all(sides >= lowest), "grid_length", sides, f"at least {lowest}")
+        allowed = f"at most {MAX_GRID_LENGTH}, because squared distances are int32"
+        require(np.all(sides <= MAX_GRID_LENGTH), "grid_length", sides, allowed)
         require_positive(params, "episode_length")
         require_not_negative(
             params,

@@ -1,46 +1,16 @@
 """Scripted opponents for Tag: taggers chase the nearest runner, runners flee the nearest tagger.
 
 A script is a pure function (env, state, params, key) of one replica that returns the actions of
-its whole group. The scripts in this module read the true state and ignore the key. `chase_nearest`
-and `flee_nearest` work in tag_continuous and tag_gridworld.
+its whole group. The scripts in this module read the true state and ignore the key.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from wdjax.envs.tag.moves import X_STEPS, Y_STEPS, level, wrap
-
-
-def chase_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Return actions that move each tagger towards the nearest runner.
-
-    Returns:
-        [num_taggers, 2] int32 in tag_continuous, [num_taggers] int32 in tag_gridworld.
-    """
-    return (chase_in_plane if hasattr(state, "direction") else chase_on_grid)(
-        env, state, params, key
-    )
-
-
-def flee_nearest(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
-    """Return actions that move each runner away from the nearest tagger.
-
-    Returns:
-        [num_runners, 2] int32 in tag_continuous, [1] int32 in tag_gridworld.
-    """
-    return (flee_in_plane if hasattr(state, "direction") else flee_on_grid)(env, state, params, key)
-
-
-# Name -> (group, script).
-SCRIPTS: dict[str, tuple[str, Callable]] = {
-    "chase_nearest": ("tagger", chase_nearest),
-    "flee_nearest": ("runner", flee_nearest),
-}
-
+from wdjax.envs.tag.game import X_STEPS, Y_STEPS, level, wrap
 
 # --- in the plane ---
 
@@ -71,9 +41,8 @@ def _to_nearest(state: Any, agents: slice, targets: slice) -> tuple[jax.Array, j
     dy = state.y[None, targets] - state.y[agents, None]
     distance = jnp.where(state.active[None, targets], jnp.hypot(dx, dy), jnp.inf)
     nearest = jnp.argmin(distance, axis=1, keepdims=True)
-    return jnp.take_along_axis(dx, nearest, axis=1)[:, 0], jnp.take_along_axis(dy, nearest, axis=1)[
-        :, 0
-    ]
+    dx, dy = (jnp.take_along_axis(to, nearest, axis=1)[:, 0] for to in (dx, dy))
+    return dx, dy
 
 
 def _head_for(

@@ -9,7 +9,6 @@ import pytest
 
 import wdjax
 from wdjax.envs.tag import continuous, gridworld
-from wdjax.envs.tag.scripted import SCRIPTS, chase_nearest, flee_nearest
 
 KEY = jax.random.key(0)
 PLANE = {
@@ -35,6 +34,14 @@ def plane(x, y, direction, speed=(0.0,) * 4, active=(True,) * 4):
     return continuous.State(*arrays, direction, jnp.zeros(4), jnp.array(active), jnp.int32(3))
 
 
+def chase(env, *rest):
+    return env.scripts["chase_nearest"][1](env, *rest)
+
+
+def flee(env, *rest):
+    return env.scripts["flee_nearest"][1](env, *rest)
+
+
 @pytest.fixture(scope="module")
 def game():
     return wdjax.make("tag_continuous", **PLANE)
@@ -42,45 +49,45 @@ def game():
 
 def test_chase_turns_to_the_nearest_active_runner(game):
     state = plane(x=[5, 1, 5, 9], y=[5, 1, 8, 1], direction=[0, 3, 0, 0])
-    chase = chase_nearest(*(game[0], state, game[1], KEY))
-    assert chase.dtype == jnp.int32
+    chosen = chase(game[0], state, game[1], KEY)
+    assert chosen.dtype == jnp.int32
     # up; (8, 7) from a downward heading is 131 degrees
-    np.testing.assert_array_equal(chase, [[FASTER, LEFT], [FASTER, HALF_LEFT + 1]])
+    np.testing.assert_array_equal(chosen, [[FASTER, LEFT], [FASTER, HALF_LEFT + 1]])
     # the nearest is now at (4, -4) and (8, 0)
     alone = state.replace(active=jnp.array([True, True, False, True]))
     np.testing.assert_array_equal(
-        chase_nearest(game[0], alone, game[1], KEY), [[FASTER, HALF_RIGHT], [FASTER, LEFT]]
+        chase(game[0], alone, game[1], KEY), [[FASTER, HALF_RIGHT], [FASTER, LEFT]]
     )
 
 
 def test_chase_brakes_if_it_cannot_turn_or_would_overshoot(game):
     behind = plane(x=[5, 5, 1, 1], y=[5, 5, 5, 5], direction=[0, 2, 0, 0], speed=[0.6, 0.5, 0, 0])
-    chase = chase_nearest(
+    chosen = chase(
         game[0], behind, game[1].replace(min_turn=-math.pi / 4, max_turn=math.pi / 4), KEY
     )
-    assert chase[0, 0] == SLOWER  # three eighths of a circle remain after the sharpest turn
-    assert chase[1, 0] == FASTER  # already in the right direction
+    assert chosen[0, 0] == SLOWER  # three eighths of a circle remain after the sharpest turn
+    assert chosen[1, 0] == FASTER  # already in the right direction
     near = plane(x=[5, 9, 5.1, 9], y=[5, 9, 5, 0], direction=[0, 0, 0, 0], speed=[0.5, 0, 0, 0])
     # distance 0.1 at 0.5 per step
-    np.testing.assert_array_equal(chase_nearest(game[0], near, game[1], KEY)[0], [SLOWER, 0])
+    np.testing.assert_array_equal(chase(game[0], near, game[1], KEY)[0], [SLOWER, 0])
 
 
 def test_flee_turns_away_at_full_speed(game):
     state = plane(x=[5, 1, 5, 2], y=[5, 1, 8, 1], direction=[0, 0, 0, 3], speed=[0, 0, 1.0, 0.0])
-    flee = flee_nearest(game[0], state, game[1], KEY)
-    assert flee[0, 1] == LEFT  # the tagger is below, so up
-    assert flee[0, 0] in (0, 2)  # already at the limit
+    chosen = flee(game[0], state, game[1], KEY)
+    assert chosen[0, 1] == LEFT  # the tagger is below, so up
+    assert chosen[0, 0] in (0, 2)  # already at the limit
     speeding = state.replace(
         speed=jnp.array([0, 0, 0.6, 0.6]), acceleration=jnp.array([0, 0, 0.5, 0.0])
     )
-    accelerate = flee_nearest(game[0], speeding, game[1], KEY)[:, 0]
+    accelerate = flee(game[0], speeding, game[1], KEY)[:, 0]
     # accelerations add up: the previous one already leads from 0.6 to 1.1
     assert accelerate[0] in (0, 2)
     assert accelerate[1] == FASTER
     slow = game[1].replace(skill_level_runner=0.6)  # scales the limit of 1, for runners only
-    assert flee_nearest(game[0], speeding, slow, KEY)[1, 0] in (0, 2)
+    assert flee(game[0], speeding, slow, KEY)[1, 0] in (0, 2)
     # heading down, with the tagger to the left: turn right
-    np.testing.assert_array_equal(flee[1], [FASTER, LEFT])
+    np.testing.assert_array_equal(chosen[1], [FASTER, LEFT])
 
 
 def test_chase_tags_a_resting_runner():
@@ -95,7 +102,7 @@ def test_chase_tags_a_resting_runner():
 
     def step(state, _):
         action = {
-            "tagger": chase_nearest(env, state, params, KEY),
+            "tagger": chase(env, state, params, KEY),
             "runner": jnp.zeros((1, 2), jnp.int32),
         }
         return env.step(KEY, state, action, params)[1], state.active[1]
@@ -113,29 +120,25 @@ def test_scripts_of_tag_gridworld():
     """Actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1. The longer direction is first."""
     env, params = wdjax.make("tag_gridworld", num_taggers=3, grid_length=6)
     state = grid([3, 1, 4, 3], [0, 2, 3, 3])
-    np.testing.assert_array_equal(chase_nearest(env, state, params, KEY), [3, 1, 2])
+    np.testing.assert_array_equal(chase(env, state, params, KEY), [3, 1, 2])
     # from (4, 3), where y+1 increases the distance less
-    np.testing.assert_array_equal(flee_nearest(env, state, params, KEY), [2])
+    np.testing.assert_array_equal(flee(env, state, params, KEY), [2])
     apart = grid([0, 5, 2, 2], [0, 3, 6, 3])  # distances (2, 3), (3, 0), (0, 3)
-    np.testing.assert_array_equal(chase_nearest(env, apart, params, KEY), [3, 2, 4])
+    np.testing.assert_array_equal(chase(env, apart, params, KEY), [3, 2, 4])
     cornered = grid([2, 6, 6, 0], [0, 6, 6, 0])
     # along the wall
-    np.testing.assert_array_equal(flee_nearest(env, cornered, params, KEY), [3])
+    np.testing.assert_array_equal(flee(env, cornered, params, KEY), [3])
     walled = grid([0, 6, 6, 0], [3, 6, 6, 6])
     # y+1 is blocked by the wall
-    np.testing.assert_array_equal(flee_nearest(env, walled, params, KEY), [1])
+    np.testing.assert_array_equal(flee(env, walled, params, KEY), [1])
 
 
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
 def test_scripts_return_valid_actions(name):
     env, params = wdjax.make(name)
     _, state = env.reset(KEY, params)
-    action, declared = (
-        {
-            group: jax.jit(script, static_argnums=0)(env, state, params, KEY)
-            for group, script in scripts.values()
-        }
-        for scripts in (SCRIPTS, env.scripts)
-    )
+    action = {
+        group: jax.jit(script, static_argnums=0)(env, state, params, KEY)
+        for group, script in env.scripts.values()
+    }
     assert env.action_space(params).contains(action)
-    jax.tree.map(np.testing.assert_array_equal, action, declared)
