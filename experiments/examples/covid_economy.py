@@ -13,12 +13,12 @@ policy if the calibration file contains one.
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
-from wdjax.envs.covid import load_policy
+from wdjax.envs.covid import CovidEconomy, load_policy
 from wdjax.envs.covid.measures import Deviations, find_deviations, play_episode, play_levels
 from wdjax.train import Learner, TrainState, load_config, load_run, make_learner
 
@@ -33,7 +33,7 @@ def greedy(learner: Learner, state: TrainState, name: str) -> Callable[[Any], ja
 def deviations(learner: Learner, state: TrainState) -> Deviations:
     """Compute the returns of both sides with trained and with constant policies."""
     return find_deviations(
-        learner.env,
+        cast(CovidEconomy, learner.env),
         learner.env_params,
         greedy(learner, state, "state"),
         greedy(learner, state, "planner"),
@@ -42,7 +42,7 @@ def deviations(learner: Learner, state: TrainState) -> Deviations:
 
 def episodes(learner: Learner, state: TrainState) -> dict[str, Any]:
     """Return the states [T, ...] of an episode with the trained and, if known, the real policy."""
-    env, params = learner.env, learner.env_params
+    env, params = cast(CovidEconomy, learner.env), learner.env_params
     states, planner = greedy(learner, state, "state"), greedy(learner, state, "planner")
 
     def act(obs: Any, _: Any) -> dict[str, jax.Array]:
@@ -79,7 +79,7 @@ def main(run: str = "") -> None:
         state, _ = learner.run(
             learner.init(jax.random.key(0)), num_updates=learner.config.num_updates
         )
-    print(describe(deviations(learner, state), learner.env.num_states))
+    print(describe(deviations(learner, state), learner.env.groups["state"]))
     path = Path(run) / "covid_curves.png"
     save_curves(path, learner.env, learner.env_params, episodes(learner, state))
     print(f"curves: {path}")

@@ -8,7 +8,7 @@ named as opponents: in `cross_play` below, or with `wdjax eval RUN --opponents h
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -125,8 +125,10 @@ class Ring(wdjax.Env):
         x, y = radius * np.sin(angle), radius * np.cos(angle)
         marks = [draw.Shapes([0.0], [0.0], size=1.0, color="faint", stroke=2.0)]
         for group, ids, color in (("prey", PREY, "blue"), ("hunter", HUNTERS, "magenta")):
-            style = {"size": 0.05, "color": color, "label": group, "group": group, "trail": True}
-            marks.append(draw.Shapes(x[:, ids], y[:, ids], opacity=opacity[:, ids], **style))
+            style: Any = {"color": color, "label": group, "group": group, "trail": True}
+            marks.append(
+                draw.Shapes(x[:, ids], y[:, ids], size=0.05, opacity=opacity[:, ids], **style)
+            )
         left = states.active.sum(axis=1) - 2
         captions = [
             f"step {time}, {prey} of 4 left" for time, prey in zip(states.time, left, strict=True)

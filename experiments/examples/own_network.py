@@ -10,6 +10,7 @@ example prints the number of tags per episode in the last quarter of training.
 
 import functools
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ register_encoder("nearby", Nearby)
 
 def game(encoder: str) -> TrainConfig:
     """Return a configuration that trains taggers with this encoder against frozen runners."""
-    changes = {
+    changes: dict[str, Any] = {
         # observations as in WarpDrive
         "env_params.egocentric": False,
         "env_params.observe_own_motion": False,

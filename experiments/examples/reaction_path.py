@@ -10,15 +10,14 @@ within 1 % of the best possible return and the highest energy on its path equals
 lowest pass.
 """
 
-import argparse
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
 import wdjax
 from wdjax.envs.reaction import exact
@@ -27,32 +26,20 @@ from wdjax.train import load_config, make_learner, record_episode
 FIVE = ("mueller_brown", "quartic", "cerjan_miller", "corrugated_morse", "mueller_brown_fine")
 
 
-@dataclasses.dataclass(frozen=True)
-class Path:
-    """Greedy path of one seed."""
-
-    reward: float  # sum over the episode
-    cells: np.ndarray  # [K + 1, 3] int
-    top: float  # highest energy on the path
-
-
-def train(surface: str, seeds: int, env_steps: int | None) -> tuple[list[Any], int, float]:
-    """Train all seeds and return (states, env steps per seed, seconds without compilation)."""
-    changes = {"env_params.surface": surface, "devices": 1}
+def train(surface: str, seeds: int, env_steps: int | None) -> tuple[list[Any], int]:
+    """Train all seeds and return (states, env steps per seed)."""
+    changes: dict[str, Any] = {"env_params.surface": surface, "devices": 1}
     changes |= {"total_env_steps": env_steps} if env_steps else {}
     config = load_config("reaction_mueller_brown", **changes)
     learner = make_learner(config)
     states = jax.vmap(learner.init)(jax.vmap(jax.random.key)(jnp.arange(seeds)))
     run = functools.partial(learner.run, num_updates=config.num_updates)
-    program = jax.jit(jax.vmap(run)).lower(states).compile()
-    began = time.perf_counter()
-    states, _ = jax.block_until_ready(program(states))
-    seconds = time.perf_counter() - began
+    states, _ = jax.vmap(run)(states)
     members = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
-    return members, config.num_updates * config.env_steps_per_update, seconds
+    return members, config.num_updates * config.env_steps_per_update
 
 
-def walk(surface: str, states: list[Any]) -> list[Path]:
+def walk(surface: str, states: list[Any]) -> list[exact.Answer]:
     """Return the greedy path of each state, with the default settings of the surface."""
     config = load_config("reaction_mueller_brown", devices=1)
     env, params = wdjax.make("reaction_one_atom", surface=surface)
@@ -63,29 +50,26 @@ def walk(surface: str, states: list[Any]) -> list[Path]:
         episode = record_episode(evaluator, state, jax.random.key(0), greedy=True)
         cells = np.asarray(episode.states.position)
         top = max(float(env.table.energies[tuple(cell)]) for cell in cells - env.table.offset)
-        paths.append(Path(float(np.sum(episode.reward)), cells, top))
+        paths.append(exact.Answer(float(np.sum(episode.reward)), cells, top))
     return paths
 
 
-def report(surface: str, seeds: int, env_steps: int | None) -> list[Path]:
+def report(surface: str, seeds: int, env_steps: int | None) -> list[exact.Answer]:
     """Train on one surface and print how many seeds find the optimum."""
     answers = exact.exact_params(wdjax.make("reaction_one_atom", surface=surface)[0])
     best, lowest = exact.best_return(answers), exact.lowest_pass(answers)
-    states, steps, seconds = train(surface, seeds, env_steps)
+    states, steps = train(surface, seeds, env_steps)
     paths = walk(surface, states)
     solved = [
-        path.reward >= 0.99 * best.value and abs(path.top - lowest.value) < 1e-9 for path in paths
+        path.value >= 0.99 * best.value and abs(path.top - lowest.value) < 1e-9 for path in paths
     ]
     print(f"{surface}: best return {best.value:.3f}, lowest pass {lowest.value:.6g}")
     for path in paths:
         print(
-            f"    return {path.reward:8.3f} in {len(path.cells) - 1:3} steps, "
+            f"    return {path.value:8.3f} in {len(path.path) - 1:3} steps, "
             f"highest energy {path.top:.6g}"
         )
-    print(
-        f"    solved by {sum(solved)} of {seeds} seeds; {steps:,} env steps each, {seconds:.0f} s",
-        flush=True,
-    )
+    print(f"    solved by {sum(solved)} of {seeds} seeds; {steps:,} env steps each", flush=True)
     return paths
 
 
@@ -110,28 +94,25 @@ def save_picture(path: str, surface: str, cells: np.ndarray) -> None:
     save_scene(path, scene, size=(792, 484))
 
 
-def main() -> None:
-    """Run the command line; `--output` draws the first seed of the first surface."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--surface",
-        nargs="+",
-        default=["mueller_brown"],
-        help="built-in surfaces, or all (five surfaces)",
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="number of seeds, trained in one program"
-    )
-    parser.add_argument(
-        "--env-steps", type=int, help="env steps per seed (default: as in the preset)"
-    )
-    parser.add_argument("--output", help="draw the first path to this .png file")
-    arguments = parser.parse_args()
-    surfaces = FIVE if arguments.surface == ["all"] else arguments.surface
-    paths = [report(surface, arguments.seeds, arguments.env_steps)[0] for surface in surfaces]
-    if arguments.output:
-        save_picture(arguments.output, surfaces[0], paths[0].cells)
+def main(
+    surface: tuple[str, ...] = ("mueller_brown",),
+    seeds: int = 1,
+    env_steps: int | None = None,
+    output: str | None = None,
+) -> None:
+    """Train on surfaces and compare the learned paths with the exact optimum.
+
+    Args:
+        surface: built-in surfaces, or all (five surfaces).
+        seeds: number of seeds, trained in one program.
+        env_steps: env steps per seed; None: as in the preset.
+        output: .png file for a picture of the first path on the first surface.
+    """
+    surfaces = FIVE if surface == ("all",) else surface
+    paths = [report(name, seeds, env_steps)[0] for name in surfaces]
+    if output:
+        save_picture(output, surfaces[0], paths[0].path)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -29,17 +29,17 @@ EXTREMES = {"all saved": (10, 0), "all mitigated": (0, 10)}
 
 def constant_worlds(saving: jax.Array, mitigation: jax.Array) -> np.ndarray:
     """Return (climate, economic) indices [2, worlds] at constant levels [worlds], without trade."""
-    env, params = wdjax.make("rice")
+    (env, params), key = wdjax.make("rice"), jax.random.key(0)  # the key has no effect
 
     def play(saving: jax.Array, mitigation: jax.Array) -> jax.Array:
         heads = jnp.zeros((env.num_regions, len(env.nvec)), jnp.int32)
         action = {"region": heads.at[:, 0].set(saving).at[:, 1].set(mitigation)}
 
-        def step(state: Any, _: None) -> tuple[Any, jax.Array]:
-            _, state, *_, info = env.step(None, state, action, params)
+        def step(state: Any, _: object) -> tuple[Any, jax.Array]:
+            _, state, *_, info = env.step(key, state, action, params)
             return state, jnp.stack([info["climate_index"], info["economic_index"]])
 
-        return jax.lax.scan(step, env.reset(None, params)[1], length=20)[1].sum(axis=0)
+        return jax.lax.scan(step, env.reset(key, params)[1], length=20)[1].sum(axis=0)
 
     return np.asarray(jax.jit(jax.vmap(play, out_axes=1))(saving, mitigation))
 
@@ -61,7 +61,7 @@ def pareto(points: np.ndarray) -> np.ndarray:
     """Return which of the points [2, N] are Pareto optimal (higher is better), [N] bool."""
     as_good = (points[:, :, None] >= points[:, None]).all(axis=0)  # [N, N]: i compared with j
     better = as_good & (points[:, :, None] > points[:, None]).any(axis=0)
-    return ~better.any(axis=0)
+    return np.logical_not(better.any(axis=0))
 
 
 def draw(path: str, rows: list[dict[str, Any]]) -> None:
@@ -72,9 +72,13 @@ def draw(path: str, rows: list[dict[str, Any]]) -> None:
     axes = figure.add_subplot()
     levels = np.meshgrid(np.arange(10), np.arange(10))
     grid = constant_worlds(*(jnp.asarray(level.ravel()) for level in levels))
-    axes.scatter(*grid, s=8, color="#BBBBBB", label="equal, constant rates in all regions")
+    axes.scatter(
+        grid[0], grid[1], s=8, color="#BBBBBB", label="equal, constant rates in all regions"
+    )
     extremes = constant_worlds(*jnp.array(list(EXTREMES.values())).T)
-    axes.scatter(*extremes, marker="*", s=120, color="#444444", label="published extremes")
+    axes.scatter(
+        extremes[0], extremes[1], marker="*", s=120, color="#444444", label="published extremes"
+    )
     for x, y, name in zip(*extremes, EXTREMES, strict=True):
         axes.annotate(name, (x, y), (8, 6), textcoords="offset points", fontsize=8)
     for bonus, color in zip(BONUSES, COLORS, strict=False):

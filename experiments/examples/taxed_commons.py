@@ -11,12 +11,13 @@ is a traced parameter. Both runs are compared with the exact solution
 import dataclasses
 import functools
 import sys
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.envs import TaxedCommons
 from wdjax.envs.commons.exact import best_policy, without_tax
 from wdjax.train import Learner, TrainState, evaluate, load_config, make_learner, record_episode
 
@@ -66,11 +67,8 @@ def draw(path: str, learner: Learner, states: list[TrainState]) -> None:
 def main(arguments: list[str]) -> None:
     """Train, compare the welfare with the exact solution, and draw if a file is named."""
     learner, states = train()
-    env, params = learner.env, learner.env_params
-    exact: list[Any] = [
-        without_tax(env, params).welfare(params),
-        best_policy(env, params).welfare(params),
-    ]
+    env, params = cast(TaxedCommons, learner.env), learner.env_params
+    exact = [solve(env, params).welfare(params) for solve in (without_tax, best_policy)]
     names = ("without a planner", "with a planner")
     solutions = ("the equilibrium", "the planner's optimum")
     for state, best, name, solution in zip(states, exact, names, solutions, strict=True):

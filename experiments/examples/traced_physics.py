@@ -29,7 +29,7 @@ def standing_steps(params: Any, key: jax.Array) -> jax.Array:
     env, _ = wdjax.make("cartpole")
     _, state = env.reset(key, params)
 
-    def step(state: Any, _: None) -> tuple[Any, jax.Array]:
+    def step(state: Any, _: object) -> tuple[Any, jax.Array]:
         action = state.time % 2
         _, state, reward, *_ = env.step(key, state, action, params)
         return state, reward
