@@ -3,21 +3,20 @@
 import contextlib
 import dataclasses
 import difflib
+import fractions
 import functools
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
 
-from wdjax.checks import did_you_mean, one_line, require
-from wdjax.train import Fraction, Schedule
-from wdjax.train.config.facts import words_of
-from wdjax.train.state.registry import policy_fields
+from wdjax.checks import one_line, require
+from wdjax.train import Fraction, Schedule, TrainConfig, change_config
 
 _OF_MODULES = (
     "Allow saved runs to import code from this module or its submodules. Repeat for several."
@@ -43,28 +42,6 @@ Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 
 PATHS = ("--workdir", "--output", "--npz", "--file")
 
-# An example of a mapping's flag, by the last part of its name.
-PAIRS = {
-    "stop-at": "agent/episode_return 475",
-    "opponents": "random 0.3",
-    "encoder-options": "num_heads 4",
-}
-
-# Pattern of an error by tyro -> our text.
-REWORDED = (
-    (r"could not convert string to float: (.*)", r"\1 must be a number"),
-    (r"(--\S*?([\w-]+)): Failed to parse key-value pairs!?",
-     lambda match: f"{match[1]}: must be name and value pairs, such as "
-                   f"{PAIRS.get(match[2], 'NAME VALUE')}"),
-    (r"Could not find valid parse for arguments: \[(.*)\]",
-        r"\1 must be values separated by spaces, such as 64 64"),
-    (r"Missing value for argument '(.*)'\. Expected .* values?", r"\1 needs a value"),
-    (r"no type matching FLOAT\|\S*\[FLOAT FLOAT .* could be instantiated from \[(.*)\]",
-     r"\1 must be a number, or pairs of env step and value, such as 0 1e-3 100_000 1e-4"),
-    (r"no type matching \{(\w+),(\w+)\}\|INT could be instantiated from \[(.*)\]",
-     r"\3 must be \1, \2 or a whole number"),
-)  # fmt: skip
-
 FACTS = tyro.constructors.ConstructorRegistry()
 
 
@@ -81,18 +58,23 @@ def facts_in_help(
         spec: Any = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
     finally:
         _UNDER_WAY.remove(info)
-    told = []
-    for given in spec.fields:
-        field = info.type.__dataclass_fields__[given.name]
-        own = dataclasses.replace(
-            given, helptext=functools.partial(_told, words_of(field), given.helptext)
-        )
-        if field.metadata.get("flat"):
-            own = dataclasses.replace(
-                own, type=Annotated[type(given.default), tyro.conf.arg(name="")]
-            )
-        told.append(own)
-    return dataclasses.replace(spec, fields=tuple(told))
+    fields = []
+    for field in spec.fields:
+        facts = info.type.__dataclass_fields__[field.name].metadata
+        words = functools.partial(_in_one_paragraph, "traced" in facts, field.helptext)
+        changes: dict[str, Any] = {"helptext": words}
+        if facts.get("flat"):
+            changes["type"] = Annotated[type(field.default), tyro.conf.arg(name="")]
+        fields.append(dataclasses.replace(field, **changes))
+    return dataclasses.replace(spec, fields=tuple(fields))
+
+
+_UNDER_WAY: list[tyro.constructors.StructTypeInfo] = []
+
+
+def _in_one_paragraph(traced: bool, helptext: Any) -> str:
+    words = helptext() if callable(helptext) else helptext
+    return " ".join([*["(traced)"] * bool(traced), *(words or "").split()])
 
 
 @FACTS.primitive_rule
@@ -126,19 +108,16 @@ def schedules(
 
 def _schedule(words: list[str]) -> Schedule:
     kind, words = (Fraction, words[1:]) if words[:1] == ["fraction"] else (tuple, words)
-    try:
+    with contextlib.suppress(ValueError):
         numbers = [float(word) for word in words]
-    except ValueError:
-        numbers = []
-    if len(numbers) == 1 and kind is tuple:
-        return numbers[0]
-    if not numbers or len(numbers) % 2:
-        pairs = (
-            "pairs of env step and value (0 1e-3 100_000 1e-4), or of fraction and value "
-            "(fraction 0 1e-3 1 1e-4)"
-        )
-        raise ValueError(f"{' '.join(words)!r} must be a number, or {pairs}")
-    return kind(zip(numbers[::2], numbers[1::2], strict=True))
+        if len(numbers) == 1 and kind is tuple:
+            return numbers[0]
+        if numbers:
+            return kind(zip(numbers[::2], numbers[1::2], strict=True))
+    raise ValueError(
+        f"{' '.join(words)!r} must be a number, or pairs of env step and value "
+        "(0 1e-3 100_000 1e-4), or of fraction and value (fraction 0 1e-3 1 1e-4)"
+    )
 
 
 def _schedule_words(schedule: Schedule) -> list[str]:
@@ -147,21 +126,10 @@ def _schedule_words(schedule: Schedule) -> list[str]:
 
 
 def _whole(word: str) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        with contextlib.suppress(ValueError):
-            if float(word).is_integer():
-                return int(float(word))
-        raise ValueError(f"{word!r} must be a whole number") from None
-
-
-_UNDER_WAY: list[tyro.constructors.StructTypeInfo] = []
-
-
-def _told(facts: str, helptext: Any) -> str:
-    words = helptext() if callable(helptext) else helptext
-    return " ".join([facts, *(words or "").split()]).strip()  # one paragraph
+    with contextlib.suppress(ValueError):
+        if float(word).is_integer():
+            return int(fractions.Fraction(word))  # a float would round large numbers
+    raise ValueError(f"{word!r} must be a whole number")
 
 
 def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
@@ -183,8 +151,7 @@ def parse(cls: type, prog: str, arguments: list[str], **options: Any) -> Any:
     except SystemExit as ended:
         if ended.code != 2:  # 0: --help
             raise
-    policies = getattr(getattr(options.get("default"), "config", None), "policies", ())
-    raise ValueError(mistake(panel.getvalue(), arguments, policies))
+    raise ValueError(mistake(panel.getvalue(), getattr(options.get("default"), "config", None)))
 
 
 def flags_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -194,57 +161,29 @@ def flags_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     )
 
 
-def mistake(panel: str, arguments: list[str], policies: Iterable[str] = ()) -> str:
+def mistake(panel: str, config: TrainConfig | None = None) -> str:
     """Return the error in a panel of tyro as one sentence, with the closest flag.
 
     Args:
         panel: title, error and hints, separated by horizontal lines, with or without box and
             colors.
-        arguments: arguments of the command line.
-        policies: names of policies, for flags that lack one.
+        config: configuration of a run, whose fields are flags.
     """
     plain = one_line(re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", " ", panel))
     _, wrong, hints = re.split(r" ?[─-]{3,} ?", plain, maxsplit=2)
     wrong = wrong.split(" Got errors:")[0].rstrip(".")
-    for pattern, words in REWORDED:
-        wrong = re.sub(pattern, words, wrong)
-    if choice := re.match(r"invalid choice '(.*)' for .* Expected one of \('(.*)'\)$", wrong):
-        allowed = choice[2].split("', '")
-        return f"{wrong}: {did_you_mean(choice[1], allowed)}"
-    if short := re.match(
-        r"Unrecognized options: -?(\w[\w.-]*)=(\S+)|Unrecognized options: -(\w[\w.-]*)", wrong
-    ):
-        flag = f"--{short[1]} {short[2]}" if short[1] else f"--{short[3]}"
-        return f"{wrong}: flags start with two dashes: {flag} (see --help)"
-    if unknown := re.match(r"Unrecognized options: --(policies\.[^.]+\.)?([\w-]+)", wrong):
-        if unknown[2] in ("options", "ddpg"):
-            return f"{wrong}: set each option on its own, such as --{unknown[1] or ''}clip 0.1"
-        inside = policy_fields(unknown[2].replace("-", "_"), policies)
-        own = [name for name in inside if name.startswith(unknown[1] or "")] or inside
-        if f"{unknown[1]}{unknown[2]}".replace("-", "_") in own:
-            return f"{wrong}: the algorithm of this policy has no such option"
-        name = (unknown[1] or "").removeprefix("policies.").rstrip(".")
-        if not own and isinstance(policies, Mapping) and name in policies:
-            config = policies[name]
-            fields = [f.name for part in (config, config.options) for f in dataclasses.fields(part)]
-            if not difflib.get_close_matches(unknown[2].replace("-", "_"), fields):
-                reason = f"{config.algorithm} has no option {unknown[2]}"
-                return f"{wrong}: {reason}. Set --{unknown[1]}algorithm to one that has it"
-        if own:
-            return (
-                f"{wrong}: did you mean "
-                f"{' or '.join('--' + name.replace('_', '-') for name in own)}?"
-            )
-    if near := re.match(r"Perhaps you meant: (--[^\s,]+)", hints):
-        return f"{wrong}: did you mean {near[1]}?"
-    first = wrong.removeprefix("Unrecognized options: ").split(",")[0]
-    before = (
-        arguments[: arguments.index(first)]
-        if first in arguments and not first.startswith("-")
-        else []
-    )
-    flags = [argument for argument in before if argument.startswith("--")]
-    return f"{wrong}{f', after {flags[-1]}' if flags else ''} (see --help)"
+    if flag := re.match(r"Unrecognized options: --([\w.-]+)(?:(?:, |=)(.*))?", wrong):
+        last = lambda name: name.rpartition(".")[2]  # noqa: E731
+        near = re.findall(r"--([\w.-]+)", hints) if hints.startswith("Perhaps") else []
+        if difflib.get_close_matches(last(flag[1]), map(last, near[:1]), cutoff=0.7):
+            same = [name for name in near if last(name) == last(flag[1])] or near[:1]
+            return f"{wrong}: did you mean --{' or --'.join(same)}?"
+        if config is not None:
+            try:
+                change_config(config, **{flag[1].replace("-", "_"): flag[2]})
+            except (ValueError, TypeError) as error:
+                return f"{wrong}: {error}"
+    return f"{wrong} (see --help)"
 
 
 def require_preset(command: str, arguments: list[str]) -> list[str]:

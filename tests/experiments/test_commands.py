@@ -129,6 +129,8 @@ def test_completion_in_a_shell(capsys, tmp_path):
     assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo"]
     assert completed("diff", "cartpole", "tag_s") == ["tag_small"]
     assert completed("train", "cartpole", "--st") == ["--stop-at"]
+    assert completed("train", "cartpole", "--he") == ["--help"]
+    assert completed("train", "cartpole", "--policies.agent.clip") == []  # not an option of A2C
     assert completed("train", "tag_small", "--policies.runner.learning") == [
         "--policies.runner.learning-rate"
     ]
