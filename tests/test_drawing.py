@@ -29,9 +29,9 @@ from wdjax.drawing import (
     Series,
     Shapes,
     Text,
+    frames,
     paint,
     raster,
-    scene,
     so_far,
     starts,
 )
@@ -69,7 +69,7 @@ def test_shapes_have_the_given_position_size_and_angle():
     drawn = ground([Shapes([2.0, 7.0], [3.0, 7.0], SQUARE, (2.0, 0.5), [0.0, np.pi / 2], "blue")])
     assert [pixel(drawn, *place) for place in ((2, 3), (3.8, 3.3), (7, 8.8))] == [BLUE] * 3
     assert [pixel(drawn, *place) for place in ((2, 4), (4.3, 3), (8.8, 7), (5, 5))] == [WHITE] * 4
-    polygons = scene.turned(drawn.marks[0], 0)
+    polygons = frames.turned(drawn.marks[0], 0)
     np.testing.assert_allclose(polygons[0], [[0, 2.5], [4, 2.5], [4, 3.5], [0, 3.5]])
     np.testing.assert_allclose(polygons[1], [[7.5, 5], [7.5, 9], [6.5, 9], [6.5, 5]])
 
@@ -109,16 +109,16 @@ def test_field_draws_its_first_row_at_the_bottom():
 def test_trail_has_the_given_length_and_starts_at_the_reset():
     x = np.arange(6.0)[:, None]
     drawn = ground([Shapes(x, 5.0, trail=True)], 6, time=[0, 1, 2, 3, 0, 1], trail=2)
-    segments, strength = scene.trails(drawn, drawn.marks[0], 3)
+    segments, strength = frames.trails(drawn, drawn.marks[0], 3)
     np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 2], [2, 3]])
     np.testing.assert_array_equal(strength, [0.5, 1.0])
-    segments, strength = scene.trails(
+    segments, strength = frames.trails(
         dataclasses.replace(drawn, trail=3), drawn.marks[0], 3, each=2
     )
     np.testing.assert_array_equal(segments[:, 0, :, 0], [[1, 3]])  # one segment covers two steps
     np.testing.assert_array_equal(strength, [1.0])
-    assert len(scene.trails(drawn, drawn.marks[0], 4)[0]) == 0
-    np.testing.assert_array_equal(scene.trails(drawn, drawn.marks[0], 5)[0][:, 0, :, 0], [[4, 5]])
+    assert len(frames.trails(drawn, drawn.marks[0], 4)[0]) == 0
+    np.testing.assert_array_equal(frames.trails(drawn, drawn.marks[0], 5)[0][:, 0, :, 0], [[4, 5]])
 
 
 def test_frames_of_an_episode_start_at_its_reset():

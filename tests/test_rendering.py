@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from matplotlib.figure import Figure
 from PIL import Image
 
 import wdjax
@@ -315,7 +316,7 @@ def test_states_with_keys_are_drawn(tmp_path):
         wdjax.render(
             Keyed(), KeyedState(time, stored_keys), BareParams(), output=tmp_path / "a.html"
         )
-    _, ground = axes.new_figure((200, 150))
+    ground = Figure().add_subplot()
     history = KeyedState(time[:1], keys[:1])
     Keyed().draw(ground, KeyedState(time[1], keys[1]), BareParams(), history)
     np.testing.assert_array_equal(ground.images[0].get_array(), picture)
@@ -398,11 +399,7 @@ def test_frames_of_one_figure_equal_separate_pictures(name):
         env, params, states = Still(), BareParams(), BareState(np.arange(5, dtype=np.int32))
     steps = range(len(states.time))
     frames = [frame.copy() for frame in axes.draw_frames(env, states, params, steps, 4, (320, 240))]
-    figure, ground = axes.new_figure((320, 240))
     for t in steps:
-        ground.clear()
-        history = jax.tree.map(lambda leaf: leaf[max(0, t - 4) : t], states)  # noqa: B023
-        env.draw(ground, at(states, t), params, history=history)
-        if t == 0:
-            axes.lay_out(figure, ground, fit_height=False)
-        np.testing.assert_array_equal(axes.pixels(figure), frames[t][..., :3])
+        # the first frame determines the layout
+        *_, last = axes.draw_frames(env, states, params, sorted({0, t}), 4, (320, 240))
+        np.testing.assert_array_equal(last, frames[t])

@@ -15,19 +15,19 @@ import itertools
 import math
 import pathlib
 import shutil
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from wdjax.checks import did_you_mean, require, require_integer
-from wdjax.drawing import Plot, Scene, Series, axes, raster
+from wdjax.drawing import Plot, Scene, Series, Shapes, axes, raster
+from wdjax.drawing.movie import write_frames, write_text
 from wdjax.drawing.paint import SIZE as SIZE
 from wdjax.drawing.player import Player, require_fps
+from wdjax.drawing.svg import to_svg
 from wdjax.env import SINGLE_AGENT, Env, draws_by_scene, first_axis, is_key
-from wdjax.files import new_file
 
 ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
 SUFFIXES = (*ANIMATIONS, ".png")
@@ -81,7 +81,9 @@ def render(
         return Player(make_scene(env, state, params), fps)
     if draws_by_scene(env):
         return raster.picture(make_scene(env, first_axis(states), params), size=size)
-    return axes.draw_one(env, states, params, size)
+    one = jax.device_get(first_axis(states))
+    (pixels,) = axes.draw_frames(env, one, params, [0], 0, size)
+    return pixels[..., :3].copy()
 
 
 def save_png(
@@ -151,18 +153,12 @@ def save(
     env_states, _ = split_record(states)
     num_frames = check_states(env, env_states, params, leading=1)
     if draws_by_scene(env):
-        scene = make_scene(env, states, params)
-        scene = scene if trail is None else dataclasses.replace(scene, trail=trail)
-        return save_scene(path, scene, fps, hold, size)
+        return save_scene(path, make_scene(env, states, params, trail), fps, hold, size)
     trail = env.trail if trail is None else trail
+    trail = 0 if suffix == ".png" else trail
     env_states = jax.device_get(env_states)
-    if suffix == ".png":
-        last = jax.tree.map(lambda leaf: leaf[-1], env_states)
-        return _write(path, lambda file: save_pixels(file, axes.draw_one(env, last, params, size)))
     draw = functools.partial(axes.draw_frames, env, env_states, params, trail=trail, size=size)
-    return _write(
-        path, lambda file: save_frames(file, str(path), draw, range(num_frames), fps, hold)
-    )
+    return write_frames(path, draw, num_frames, fps, hold)
 
 
 def save_scene(
@@ -175,98 +171,13 @@ def save_scene(
     suffix, size = require_output(path, SUFFIXES), _checked(size)
     require_fps(fps, fastest(suffix))
     require_hold(hold)
-    if suffix in (".html", ".svg"):
-        from wdjax.drawing.svg import to_svg
-
-        page = Player(scene, fps).to_html() if suffix == ".html" else to_svg(scene, fps, hold, size)
-        return _write(path, lambda file: file.write(page.encode()))
-    if suffix == ".png":
-        return _write(path, lambda file: save_pixels(file, raster.picture(scene, size=size)))
-
-    draw, steps = functools.partial(raster.draw_frames, scene, size=size), range(scene.num_frames)
+    if suffix == ".html":
+        return write_text(path, Player(scene, fps).to_html())
+    if suffix == ".svg":
+        return write_text(path, to_svg(scene, fps, hold, size))
+    draw = functools.partial(raster.draw_frames, scene, size=size)
     keep = sorted({"paper", "text", *(mark.color for mark in scene.marks)})
-    return _write(path, lambda file: save_frames(file, str(path), draw, steps, fps, hold, keep))
-
-
-def save_pixels(file: IO[bytes], picture: np.ndarray) -> None:
-    """Write a picture [height, width, 3] uint8 as a PNG."""
-    from PIL import Image
-
-    # Level 3 is faster than the default level 6, for a slightly larger file.
-    Image.fromarray(picture).save(file, format="PNG", compress_level=3)
-
-
-def save_frames(
-    file: IO[bytes],
-    name: str,
-    draw: Any,
-    steps: range,
-    fps: float,
-    hold: float,
-    keep: Iterable[str] = (),
-) -> None:
-    """Write the frames that `draw(steps)` yields as a GIF, or as an MP4 if `name` ends in .mp4."""
-    if name.lower().endswith(".mp4"):
-        return save_mp4(file.name, name, draw(steps), fps, round(hold * fps))
-    samples = sorted({int(t) for t in np.linspace(0, len(steps) - 1, 6)})
-    palette = raster.choose_palette([raster.codes_of(frame) for frame in draw(samples)], keep)
-    images = raster.to_images(map(raster.codes_of, draw(steps)), palette)
-    durations = [round(1000 / fps)] * len(steps)  # milliseconds
-    durations[-1] = max(durations[-1], round(1000 * hold))
-    first = next(images)
-    first.save(
-        file,
-        format="GIF",
-        save_all=True,
-        append_images=images,
-        duration=durations,
-        loop=0,
-        optimize=False,
-    )
-
-
-def save_mp4(path: str, name: str, frames: Iterator[np.ndarray], fps: float, more: int) -> None:
-    """Encode frames as an H.264 video by piping them to ffmpeg.
-
-    Args:
-        path: The temporary file to write.
-        name: The final file name, for error messages.
-        frames: The frames, [height, width, 4] uint8 RGBA each.
-        fps: Frames per second.
-        more: How often the last frame is repeated at the end.
-
-    Raises:
-        OSError: If ffmpeg fails. The message contains ffmpeg's error output.
-    """
-    first = next(frames)
-    height, width = first.shape[:2]
-    # With the prefix "file:", ffmpeg reads "-a" not as an option and "a:b" not as a protocol.
-    command = [
-        *f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgba -s {width}x{height} -r {fps:g}".split(),
-        *[
-            "-i",
-            "-",
-            "-vf",
-            "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white",
-            "-c:v",
-            "libx264",
-            "-preset",
-            "veryfast",
-        ],
-        *["-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"],
-        f"file:{path}",
-    ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
-        try:
-            for last in itertools.chain([first], frames):
-                cast(IO[bytes], ffmpeg.stdin).write(last.tobytes())
-            for _ in range(more):
-                cast(IO[bytes], ffmpeg.stdin).write(last.tobytes())
-        except BrokenPipeError:  # ffmpeg's error output, read below, contains the reason
-            pass
-        _, stderr = ffmpeg.communicate()
-    if ffmpeg.returncode:
-        raise OSError(f"ffmpeg could not write {name}: {stderr.decode(errors='replace').strip()}")
+    return write_frames(path, draw, scene.num_frames, fps, hold, keep)
 
 
 def require_output(
@@ -338,14 +249,6 @@ def split_record(states: Any) -> tuple[Any, Any]:
     return states, None
 
 
-def _write(path: str | pathlib.Path, write: Callable[[IO[bytes]], Any]) -> pathlib.Path:
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as file:
-        write(file)
-    return path
-
-
 def _checked(size: Size) -> Size:
     if size is not None:
         require_integer("size[0], the width", size[0], 100)
@@ -353,7 +256,7 @@ def _checked(size: Size) -> Size:
     return size
 
 
-def make_scene(env: Env, states: Any, params: Any) -> Scene:
+def make_scene(env: Env, states: Any, params: Any, trail: int | None = None) -> Scene:
     """Return the scene of an episode.
 
     Args:
@@ -361,6 +264,7 @@ def make_scene(env: Env, states: Any, params: Any) -> Scene:
         states: The states in order, leaves [T, ...], or the result of `record_episode`. The latter
             adds a plot of the returns, and the observations if they were recorded.
         params: The environment parameters.
+        trail: Length of trails in frames. None: as in the scene, or else `env.trail`.
 
     Raises:
         NotImplementedError: If the environment draws with matplotlib.
@@ -368,8 +272,9 @@ def make_scene(env: Env, states: Any, params: Any) -> Scene:
     require_scene(env, "draws with matplotlib, which the player does not support")
     states, record = split_record(states)
     scene = env.scene(*jax.device_get((states, params)))
-    if scene.trail is None:
-        scene = dataclasses.replace(scene, trail=env.trail)
+    if trail is None:
+        trail = env.trail if scene.trail is None else scene.trail
+    scene = dataclasses.replace(scene, trail=trail)
     return scene if record is None else add_record(scene, record)
 
 
@@ -388,31 +293,20 @@ def add_record(scene: Scene, record: Any) -> Scene:
     grouped = isinstance(record.reward, Mapping)
     rewards = record.reward if grouped else {SINGLE_AGENT: record.reward}
     rewards = {group: np.asarray(reward) for group, reward in rewards.items()}
-    colors = {getattr(mark, "group", ""): mark.color for mark in scene.marks}
-    free = [
-        color for color in CURVES if color not in {colors.get(group) for group in rewards}
-    ] or CURVES
-    spare = dict(
-        zip(
-            (group for group in rewards if group not in colors), itertools.cycle(free), strict=False
-        )
-    )
+    colors = {mark.group: mark.color for mark in scene.marks if isinstance(mark, Shapes)}
+    used = {colors.get(group) for group in rewards}
+    unused = itertools.cycle([color for color in CURVES if color not in used] or CURVES)
     returns = []
     for group, reward in rewards.items():
         total = np.cumsum(reward.sum(axis=tuple(range(1, reward.ndim)), dtype=np.float64))
         label = group if len(rewards) > 1 else ""
-        returns.append(Series(np.append(0.0, total), colors.get(group) or spare[group], label))
-    observations = (
-        {}
-        if record.obs is None or scene.num_frames == 1
-        else {
-            group: _as_rows(record.obs[group] if grouped else record.obs, reward)
-            for group, reward in rewards.items()
-        }
-    )
-    return dataclasses.replace(
-        scene, plots=(*scene.plots, Plot("return", returns)), obs=observations
-    )
+        returns.append(Series(np.append(0.0, total), colors.get(group) or next(unused), label))
+    scene = dataclasses.replace(scene, plots=(*scene.plots, Plot("return", returns)))
+    if record.obs is None or scene.num_frames == 1:
+        return scene
+    obs = record.obs if grouped else {SINGLE_AGENT: record.obs}
+    rows = {group: _as_rows(obs[group], reward) for group, reward in rewards.items()}
+    return dataclasses.replace(scene, obs=rows)
 
 
 def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
@@ -420,14 +314,11 @@ def _as_rows(obs: Any, reward: np.ndarray) -> np.ndarray:
 
     A record of T - 1 steps contains no observation of the last state: the last row is repeated.
     """
-    obs = (
-        {name: leaf for name, leaf in obs.items() if name != "action_mask"}
-        if isinstance(obs, Mapping)
-        else obs
-    )
+    if isinstance(obs, Mapping):
+        obs = {name: leaf for name, leaf in obs.items() if name != "action_mask"}
     agents = math.prod(reward.shape[1:])
     rows = [np.asarray(leaf).reshape(len(reward), agents, -1) for leaf in jax.tree.leaves(obs)]
-    features = np.concatenate(rows, axis=-1) if len(rows) > 1 else rows[0]
+    features = np.concatenate(rows, axis=-1)
     return np.concatenate([features, features[-1:]])
 
 

@@ -1,5 +1,6 @@
 """Drawing of episodes: environments return a `Scene`, rendered to pixels, SVG or the player."""
 
+from wdjax.drawing.frames import so_far, starts
 from wdjax.drawing.scene import (
     BAR,
     COLORS,
@@ -16,8 +17,6 @@ from wdjax.drawing.scene import (
     Series,
     Shapes,
     Text,
-    so_far,
-    starts,
 )
 
 __all__ = [

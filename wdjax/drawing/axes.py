@@ -17,14 +17,6 @@ INCHES = (6.4, 4.8)
 PAD = 0.08  # margin, inches
 
 
-def draw_one(env: Any, state: Any, params: Any, size: tuple[int, int] | None) -> np.ndarray:
-    """Return the picture of one state, [height, width, 3] uint8."""
-    figure, axes = new_figure(size)
-    env.draw(axes, jax.device_get(state), params)
-    lay_out(figure, axes, fit_height=size is None)
-    return pixels(figure)
-
-
 def draw_frames(
     env: Any,
     states: Any,
@@ -52,10 +44,11 @@ def draw_frames(
     canvas = FigureCanvasAgg(figure)
     for i, t in enumerate(steps):
         axes.clear()
-        history = jax.tree.map(lambda leaf: leaf[max(0, t - trail) : t], states)  # noqa: B023
+        first = max(0, t - trail)
+        history = jax.tree.map(lambda leaf: leaf[first:t], states) if first < t else None  # noqa: B023
         env.draw(axes, jax.tree.map(lambda leaf: leaf[t], states), params, history=history)  # noqa: B023
         if i == 0:
-            lay_out(figure, axes, fit_height=size is None)
+            _lay_out(figure, axes, fit_height=size is None)
         canvas.draw()
         yield np.asarray(canvas.buffer_rgba())
 
@@ -79,7 +72,7 @@ def new_figure(size: tuple[int, int] | None) -> tuple["Figure", "Axes"]:
     return figure, figure.add_subplot()
 
 
-def lay_out(figure: "Figure", axes: "Axes", fit_height: bool) -> None:
+def _lay_out(figure: "Figure", axes: "Axes", fit_height: bool) -> None:
     """Fix the position of the axes so that labels and legend fit.
 
     Args:
@@ -93,12 +86,3 @@ def lay_out(figure: "Figure", axes: "Axes", fit_height: bool) -> None:
         figure.set_figheight(min(needed, figure.get_figheight()))
         figure.draw_without_rendering()
     figure.set_layout_engine("none")
-
-
-def pixels(figure: "Figure") -> np.ndarray:
-    """Return the pixels of a figure, [height, width, 3] uint8."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -5,18 +5,8 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from wdjax.drawing.scene import (
-    DISC,
-    Lines,
-    Mark,
-    Plot,
-    Scene,
-    Shapes,
-    Text,
-    at,
-    trails,
-    turned,
-)
+from wdjax.drawing.frames import at, trails, turned
+from wdjax.drawing.scene import DISC, Lines, Mark, Plot, Scene, Shapes, Text
 
 SIZE = (640, 480)  # default width and maximum default height, px
 FLAT = 300  # height below which a picture 640 px wide needs smaller text, px
@@ -380,6 +370,13 @@ def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) 
         (x, y), (right, bottom) = layout.place(scene, np.array([[x0, y1], [x1, y0]]))
         opacity = at(mark.opacity, at(mark.index, t))[::-1]
         canvas.image((x, y, right - x, bottom - y), opacity, mark.color)
+
+
+def draw_caption(canvas: Canvas, scene: Scene, layout: Layout, t: int) -> None:
+    """Draw the caption of frame t above the picture."""
+    (x, bottom), k, caption = layout.caption, layout.unit, scene.captions[t]
+    y = bottom - (5 + 8.5 * (1 + caption.count("\n"))) * k
+    canvas.text(x, y, caption, 14 * k, "text", "center")
 
 
 def draw_trail(canvas: Canvas, scene: Scene, layout: Layout, mark: Shapes, t: int) -> None:

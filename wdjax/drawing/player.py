@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from wdjax.checks import require
+from wdjax.drawing.fields import plain_fields
+from wdjax.drawing.frames import starts
 from wdjax.drawing.paint import CROWD, SEGMENTS, TRAIL_OPACITY, TRAIL_WIDTH, plot_range
-from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Plot, Scene, Shapes, Text, starts
+from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Plot, Scene, Shapes, Text
 
 # Maximum size of the observations. Larger ones are stored for every n-th frame or left out.
 OBS_BYTES = 600_000
@@ -147,21 +149,7 @@ def to_html(scene: Scene, fps: float = 12.0) -> str:
 
 def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
     """Return a mark as JSON values, with its arrays added to the packer."""
-    plain = (
-        "color",
-        "label",
-        "group",
-        "stroke",
-        "edge",
-        "trail",
-        "width",
-        "dashed",
-        "align",
-        "bold",
-    )
-    page = {name: getattr(mark, name) for name in plain if hasattr(mark, name)} | {
-        "kind": type(mark).__name__
-    }
+    page = {"kind": type(mark).__name__} | plain_fields(mark)
     if isinstance(mark, Shapes):
         # Round relative to the size of the outline, as environments use any unit.
         digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))
@@ -179,7 +167,6 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
     if isinstance(mark, Lines):
         return page | {
             "points": packer.add(mark.points),
-            "opacity": mark.opacity,
             "window": None if mark.window is None else mark.window.tolist(),
         }
     if isinstance(mark, Text):
@@ -187,7 +174,6 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
             "x": packer.add(mark.x),
             "y": packer.add(mark.y),
             "texts": mark.texts,
-            "size": mark.size,
         }
     return page | {
         "opacity": packer.add(mark.opacity[:, ::-1], 8),

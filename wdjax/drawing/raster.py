@@ -1,4 +1,4 @@
-"""Rendering of a scene to pixels, and GIF frames with one common palette.
+"""Rendering of a scene to pixels.
 
 Drawing calls matplotlib's Agg rasterizer directly, without figures and axes. These would take about
 90 % of the time per frame.
@@ -6,27 +6,24 @@ Drawing calls matplotlib's Agg rasterizer directly, without figures and axes. Th
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from wdjax.drawing.frames import is_static
 from wdjax.drawing.paint import (
     Rect,
     curves_of,
+    draw_caption,
     draw_curves,
     draw_ground,
     draw_mark,
     draw_trail,
     lay_out,
 )
-from wdjax.drawing.scene import COLORS, Scene, Shapes, is_static
+from wdjax.drawing.scene import COLORS, Scene, Shapes
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-PALETTE_COLORS = 256  # size of the palette that all frames of a GIF share
 SHADES = 10  # number of opacity levels within a mark
-COARSE = 0xFCFCFC  # mask that drops the two lowest bits of red, green and blue
 MOVE, LINE, CLOSE = 1, 2, 79  # matplotlib's path codes
 
 
@@ -214,10 +211,8 @@ def draw_frames(
                 draw_trail(canvas, scene, layout, mark, t)
         for mark in scene.marks[still:]:
             draw_mark(canvas, scene, layout, mark, t)
-        (x, top), k, caption = layout.caption, layout.unit, scene.captions[t]
-        lines = 1 + caption.count("\n")
-        canvas.text(x, top - (5 + 8.5 * lines) * k, caption, 14 * k, "text", "center")
-        draw_curves(canvas, curves, k, t)
+        draw_caption(canvas, scene, layout, t)
+        draw_curves(canvas, curves, layout.unit, t)
         yield canvas.array
 
 
@@ -225,76 +220,3 @@ def picture(scene: Scene, t: int = -1, size: tuple[int, int] | None = None) -> n
     """Return the picture of one frame, [height, width, 3] uint8."""
     (pixels,) = draw_frames(scene, [range(scene.num_frames)[t]], size)
     return pixels[..., :3].copy()
-
-
-def codes_of(pixels: np.ndarray) -> np.ndarray:
-    """Return the color codes red + 2^8 green + 2^16 blue of RGBA pixels [..., 4] uint8."""
-    return pixels.view("<u4")[..., 0] & 0xFFFFFF
-
-
-def colors_of(code: np.ndarray) -> np.ndarray:
-    """Return the RGB colors [..., 3] uint8 of color codes [...] (see `codes_of`)."""
-    return np.ascontiguousarray(code, "<u4")[..., None].view(np.uint8)[..., :3]
-
-
-def choose_palette(frames: Iterable[np.ndarray], keep: Iterable[str] = ()) -> np.ndarray:
-    """Return a palette for frames, [at most PALETTE_COLORS, 3] uint8.
-
-    The colors in `keep` and the most common colors are exact, so that thin lines keep their color.
-    The remaining entries approximate all other colors, such as those at antialiased edges.
-
-    Args:
-        frames: Arrays of color codes (see `codes_of`).
-        keep: Names in `COLORS`.
-    """
-    from PIL import Image
-
-    codes, counts = np.unique(
-        np.concatenate([frame.reshape(-1) for frame in frames]), return_counts=True
-    )
-    if len(codes) <= PALETTE_COLORS:
-        return colors_of(codes)
-    kept = [
-        sum(int(COLORS[name][0][i : i + 2], 16) << 4 * (i - 1) for i in (1, 3, 5)) for name in keep
-    ]
-    commonest = codes[np.argsort(-counts, kind="stable")[: PALETTE_COLORS // 4]]
-    exact = np.array(list(dict.fromkeys([*kept, *commonest.tolist()])), codes.dtype)
-    # Each color has the same weight here, so that rare hues are represented too.
-    image = Image.fromarray(colors_of(np.setdiff1d(codes, exact))[None])
-    shades = image.quantize(
-        PALETTE_COLORS - len(exact), kmeans=1, dither=Image.Dither.NONE
-    ).getpalette()
-    return np.concatenate([colors_of(exact), np.array(shades, np.uint8).reshape(-1, 3)])
-
-
-def to_images(frames: Iterable[np.ndarray], palette: np.ndarray) -> Iterator["Image"]:
-    """Yield each frame as a palette image, with every color mapped to the nearest palette color.
-
-    Colors are compared without their two lowest bits. Palette colors map to themselves, or to the
-    first palette color that differs only in these bits. Pillow's own mapping is coarser and turns
-    white into light grey.
-
-    Args:
-        frames: Arrays of color codes (see `codes_of`).
-        palette: The colors, [P, 3] uint8.
-    """
-    from PIL import Image
-
-    colors = palette.astype(np.float32)
-    # Palette index of each color code, -1 until the color first occurs.
-    nearest = np.full(1 << 24, -1, np.int16)
-    palette_codes = codes_of(np.insert(palette, 3, 0, axis=1)) & COARSE
-    nearest[palette_codes[::-1]] = np.arange(len(palette_codes))[::-1]
-    for frame in frames:
-        frame = frame & COARSE
-        rows = nearest[frame]
-        new = np.unique(frame[rows < 0])
-        if len(new):  # |new - color|^2 without |new|^2, which does not affect the minimum
-            distance = (colors**2).sum(axis=1) - 2 * (
-                colors_of(new).astype(np.float32) + 1.5
-            ) @ colors.T
-            nearest[new] = np.argmin(distance, axis=1)
-            rows = nearest[frame]
-        image = Image.fromarray(rows.astype(np.uint8))
-        image.putpalette(palette.tobytes())
-        yield image

@@ -21,19 +21,9 @@ from typing import Any, cast
 import numpy as np
 
 from wdjax.checks import require, require_integer, require_known
+from wdjax.drawing.fields import COLORS as COLORS
+from wdjax.drawing.fields import common_shape, corners, finish, floats, shade
 
-COLORS = {  # name -> (on light ground, on dark ground)
-    "blue": ("#245EB6", "#6EA4F4"),
-    "magenta": ("#C843C3", "#E583E0"),
-    "green": ("#2E8B57", "#54C389"),
-    "orange": ("#E07B00", "#F5A54A"),
-    "red": ("#B3261E", "#F07A72"),
-    "ink": ("#444444", "#C9CED6"),
-    "text": ("#1F2933", "#E8EBEF"),
-    "grey": ("#7A7F87", "#949BA6"),
-    "faint": ("#E4E4E4", "#30363D"),
-    "paper": ("#FFFFFF", "#15181C"),
-}
 ALIGN = ("left", "center", "right")
 TRAIL = 10  # default length of a trail, frames
 
@@ -46,88 +36,11 @@ TRIANGLE = np.array([[0.0, 1.15], [-1.0, -0.75], [1.0, -0.75]])
 STAR = _STAR[:, None] * np.stack(
     [np.sin(np.arange(10) * np.pi / 5), np.cos(np.arange(10) * np.pi / 5)], axis=1
 )
-CROSS = (
-    np.array(
-        [
-            [0, 1],
-            [3, 4],
-            [4, 3],
-            [1, 0],
-            [4, -3],
-            [3, -4],
-            [0, -1],
-            [-3, -4],
-            [-4, -3],
-            [-1, 0],
-            [-4, 3],
-            [-3, 4],
-        ]
-    )
-    / 4.0
-)
+_ARM = np.array([[0.0, 1.0], [3.0, 4.0], [4.0, 3.0]])
+_TURN = np.array([[0.0, -1.0], [1.0, 0.0]])  # (x, y) -> (y, -x), a quarter clockwise
+CROSS = np.concatenate([_ARM @ np.linalg.matrix_power(_TURN, i) for i in range(4)]) / 4.0
 # A bar upwards from its position. Use it with size=(width, height).
 BAR = np.array([[-0.5, 0.0], [0.5, 0.0], [0.5, 1.0], [-0.5, 1.0]])
-
-
-def _floats(value: Any, ndim: int, field: str) -> np.ndarray:
-    """Convert a value to float64, and prepend axes of length 1 until it has `ndim` axes."""
-    value = np.asarray(value, np.float64)
-    require(value.ndim <= ndim, f"{field}.shape", value.shape, f"at most {ndim}-dimensional")
-    return value.reshape((1,) * (ndim - value.ndim) + value.shape)
-
-
-def _set(mark: Any, **fields: Any) -> None:
-    """Set fields of a frozen dataclass."""
-    for name, value in fields.items():
-        object.__setattr__(mark, name, value)
-
-
-def _set_plain(mark: Any) -> None:
-    """Check the color, and convert float, bool and str fields to Python types.
-
-    NumPy scalars are not valid JSON.
-    """
-    for field in dataclasses.fields(mark):
-        value = getattr(mark, field.name)
-        if field.name == "color":
-            require_known("color", value, COLORS)
-        if field.type in (float, bool, str):
-            try:
-                plain = "" if field.type is str and value is None else field.type(value)
-            except (TypeError, ValueError) as error:
-                raise TypeError(
-                    f"{field.name} = {value!r}: must be a {field.type.__name__}"
-                ) from error
-            require(field.type is not float or np.isfinite(plain), field.name, value, "finite")
-            _set(mark, **{field.name: plain})
-
-
-def _require_alike(mark: Any, **arrays: np.ndarray) -> tuple[int, int]:
-    """Return the common (T, N) of a mark's arrays; raise ValueError if they do not broadcast."""
-    try:
-        return np.broadcast_shapes(*(array.shape[:2] for array in arrays.values()))
-    except ValueError:
-        shapes = ", ".join(f"{name} {list(array.shape[:2])}" for name, array in arrays.items())
-        raise ValueError(
-            f"{type(mark).__name__}: {shapes}: must have equal [T, N], except for axes of length 1"
-        ) from None
-
-
-def _corners(extent: Any) -> tuple[float, ...]:
-    """Return an extent as four floats; raise ValueError if it is not a rectangle."""
-    corners = np.asarray(extent, np.float64)
-    require(
-        corners.shape == (4,) and np.isfinite(corners).all() and np.all(corners[:2] < corners[2:]),
-        "extent",
-        extent,
-        "four finite numbers (x0, y0, x1, y1) with x0 < x1 and y0 < y1",
-    )
-    return tuple(corners.tolist())
-
-
-def _shade(opacity: Any, ndim: int) -> np.ndarray:
-    """Return opacities with `ndim` axes, clipped to [0, 1]; NaN becomes 0."""
-    return np.clip(np.nan_to_num(_floats(opacity, ndim, "opacity")), 0, 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,10 +71,10 @@ class Shapes:
 
     def __post_init__(self):
         sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)
-        size = np.stack(np.broadcast_arrays(*(_floats(side, 2, "size") for side in sides)), axis=-1)
-        arrays = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y", "angle")}
-        arrays |= {"size": size, "opacity": _shade(self.opacity, 2)}
-        _, count = _require_alike(self, **arrays)
+        size = np.stack(np.broadcast_arrays(*(floats(side, 2, "size") for side in sides)), axis=-1)
+        arrays = {name: floats(getattr(self, name), 2, name) for name in ("x", "y", "angle")}
+        arrays |= {"size": size, "opacity": shade(self.opacity, 2)}
+        _, count = common_shape(self, **arrays)
         frames, _ = np.broadcast_shapes(arrays["x"].shape, arrays["y"].shape)
         arrays |= {name: np.broadcast_to(arrays[name], (frames, count)) for name in ("x", "y")}
         outline = np.asarray(self.outline, np.float64)
@@ -174,8 +87,7 @@ class Shapes:
             outline.shape,
             "(V, 2), with finite values",
         )
-        _set_plain(self)
-        _set(self, **arrays, outline=outline)
+        finish(self, **arrays, outline=outline)
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Return the fields that may differ between frames, each of length T or 1."""
@@ -201,7 +113,7 @@ class Lines:
     label: str = ""  # name in the legend
 
     def __post_init__(self):
-        points = _floats(self.points, 4, "points")
+        points = floats(self.points, 4, "points")
         require(points.shape[3] == 2, "points.shape", np.shape(self.points), "(..., V, 2)")
         window = None if self.window is None else np.asarray(self.window, np.int64)
         require(
@@ -210,8 +122,7 @@ class Lines:
             np.shape(cast(np.ndarray, window)),
             "(T, 2)",
         )
-        _set_plain(self)
-        _set(self, points=points, window=window, opacity=min(max(self.opacity, 0.0), 1.0))
+        finish(self, points=points, window=window, opacity=float(np.clip(self.opacity, 0, 1)))
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Return the fields that may differ between frames, each of length T or 1."""
@@ -240,8 +151,8 @@ class Text:
         require_known("align", self.align, ALIGN)
         texts = (self.texts,) if all(isinstance(text, str) for text in self.texts) else self.texts
         texts = tuple(tuple(map(str, frame)) for frame in texts)
-        arrays = {name: _floats(getattr(self, name), 2, name) for name in ("x", "y")}
-        x, y = (np.broadcast_to(array, _require_alike(self, **arrays)) for array in arrays.values())
+        arrays = {name: floats(getattr(self, name), 2, name) for name in ("x", "y")}
+        x, y = (np.broadcast_to(array, common_shape(self, **arrays)) for array in arrays.values())
         counts = sorted({len(frame) for frame in texts})
         require(
             counts == [x.shape[1]],
@@ -249,8 +160,7 @@ class Text:
             counts,
             f"[{x.shape[1]}], the number of positions",
         )
-        _set_plain(self)
-        _set(self, x=x, y=y, texts=texts)
+        finish(self, x=x, y=y, texts=texts)
 
     def arrays(self) -> tuple[Any, ...]:
         """Return the fields that may differ between frames, each of length T or 1."""
@@ -273,15 +183,14 @@ class Field:
     index: Any = 0  # [T] int, which of the K maps each frame shows
 
     def __post_init__(self):
-        opacity, index = _shade(self.opacity, 3), np.atleast_1d(np.asarray(self.index, np.int64))
+        opacity, index = shade(self.opacity, 3), np.atleast_1d(np.asarray(self.index, np.int64))
         require(
             np.all((index >= 0) & (index < len(opacity))),
             "index",
             index,
             f"from 0 to {len(opacity) - 1}, an index into opacity",
         )
-        _set_plain(self)
-        _set(self, opacity=opacity, index=index, extent=_corners(self.extent))
+        finish(self, opacity=opacity, index=index, extent=corners(self.extent))
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Return the fields that may differ between frames, each of length T or 1."""
@@ -308,7 +217,7 @@ class Series:
 
     def __post_init__(self):
         curves = {
-            name: _floats(value, 1, name)
+            name: floats(value, 1, name)
             for name in ("values", "low", "high")
             if (value := getattr(self, name)) is not None
         }
@@ -318,8 +227,7 @@ class Series:
             sorted(curves),
             "values alone, or values with both low and high",
         )
-        _set_plain(self)
-        _set(self, **curves)
+        finish(self, **curves)
 
     def arrays(self) -> list[np.ndarray]:
         """Return the fields that may differ between frames, each of length T or 1."""
@@ -342,16 +250,10 @@ class Plot:
 
     def __post_init__(self):
         require(self.series, "series", self.series, "a sequence of at least one Series")
-        if self.ylim is not None:
-            ends = np.asarray(self.ylim, np.float64)
-            require(
-                ends.shape == (2,) and np.isfinite(ends).all(),
-                "ylim",
-                self.ylim,
-                "two finite numbers",
-            )
-            _set(self, ylim=tuple(ends.tolist()))
-        _set_plain(self)
+        ends = np.asarray((0.0, 1.0) if self.ylim is None else self.ylim, np.float64)
+        is_range = ends.shape == (2,) and np.isfinite(ends).all()
+        require(is_range, "ylim", self.ylim, "two finite numbers")
+        finish(self, ylim=None if self.ylim is None else tuple(ends.tolist()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -399,15 +301,13 @@ class Scene:
             self.extent,
             "four numbers (x0, y0, x1, y1), unless there are plots",
         )
-        if self.extent is not None:
-            _set(self, extent=_corners(self.extent))
         if self.trail is not None:
             require_integer("trail", self.trail, 0)
-            _set(self, trail=int(self.trail))
-        _set_plain(self)
-        _set(
+        finish(
             self,
             time=time,
+            extent=None if self.extent is None else corners(self.extent),
+            trail=None if self.trail is None else int(self.trail),
             marks=tuple(self.marks),
             captions=tuple(map(str, self.captions)),
             plots=tuple(_of_frames(plot, frames) for plot in self.plots),
@@ -451,75 +351,3 @@ def _of_frames(plot: Plot, frames: int) -> Plot:
         for curve in plot.series
     ]
     return dataclasses.replace(plot, x=x, series=tuple(series))
-
-
-def starts(time: Any) -> np.ndarray:
-    """Return the index of the first frame of each frame's episode, [T] int.
-
-    Args:
-        time: [T], steps since the reset. A new episode starts where it does not increase.
-    """
-    time = np.asarray(time)
-    first = np.append(True, np.diff(time) <= 0)
-    return np.maximum.accumulate(np.where(first, np.arange(len(time)), 0))
-
-
-def so_far(time: Any) -> np.ndarray:
-    """Return a `Lines.window` that shows a path from the last reset to the current frame.
-
-    The path has one vertex per frame.
-
-    Args:
-        time: [T], steps since the reset.
-
-    Returns:
-        [T, 2] int, first vertex and last vertex + 1.
-    """
-    return np.stack([starts(time), np.arange(len(time)) + 1], axis=1)
-
-
-def at(array: Any, t: int) -> Any:
-    """Return frame t of a mark's array [T, ...], or its only entry if the array is [1, ...]."""
-    return array[t if len(array) > 1 else 0]
-
-
-def is_static(mark: Mark) -> bool:
-    """Return whether a mark looks the same in all frames."""
-    return all(len(array) == 1 for array in mark.arrays()) and not getattr(mark, "trail", False)
-
-
-def turned(mark: Shapes, t: int) -> np.ndarray:
-    """Return the rotated and scaled polygons of frame t, [N, V, 2] in environment units."""
-    angle, size = at(mark.angle, t)[:, None], at(mark.size, t)[:, None, :]
-    place = np.stack([at(mark.x, t), at(mark.y, t)], axis=-1)[:, None, :]
-    outline = mark.outline * size
-    cos, sin = np.cos(angle), np.sin(angle)
-    x, y = outline[..., 0], outline[..., 1]
-    return place + np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
-
-
-def trails(scene: Scene, mark: Shapes, t: int, each: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Return the line segments of the trails at frame t, and their strength.
-
-    A trail starts at most `scene.trail_length` frames ago, and not before the last reset. Its
-    strength decreases linearly with age.
-
-    Args:
-        scene: The scene, which defines the time and the trail length.
-        mark: The mark whose N items leave the trails.
-        t: The current frame.
-        each: Number of steps per segment.
-
-    Returns:
-        (segments [K, N, 2, 2], oldest first, NaN for positions that are not drawn; strength [K],
-        0 to 1).
-    """
-    first = max(t - scene.trail_length, int(starts(scene.time)[t]), 0)
-    position = np.zeros((0, 1, 2))
-    if len(mark.x) > 1:
-        position = np.stack(np.broadcast_arrays(mark.x, mark.y), axis=-1)[first : t + 1]
-    position = position[(len(position) - 1) % each :: each]
-    if len(position) < 2:
-        return np.zeros((0, 1, 2, 2)), np.zeros(0)
-    strength = 1 - each * np.arange(len(position) - 1)[::-1] / scene.trail_length
-    return np.stack([position[:-1], position[1:]], axis=2), strength

@@ -6,25 +6,28 @@ setting.
 """
 
 import base64
+import dataclasses
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
 
+from wdjax.drawing.frames import is_static
 from wdjax.drawing.paint import (
     CROWD,
     Layout,
     Rect,
     curves_of,
+    draw_caption,
     draw_ground,
     draw_mark,
     lay_out,
 )
-from wdjax.drawing.scene import COLORS, DISC, Lines, Mark, Scene, Shapes, Text, at, is_static
+from wdjax.drawing.scene import COLORS, DISC, Lines, Scene, Shapes
 
 MOST = 20_000  # maximum number of stored positions: moving items and vertices times frames
 FRAMES = 200  # maximum number of frames
@@ -45,8 +48,9 @@ class Svg:
         for shade in np.unique(np.round(opacity, 2)):
             polygons = points[np.round(opacity, 2) == shade]
             if shade > 0 and len(polygons):
+                style = look(color, stroke, edge)
                 self.parts.append(
-                    f'<path d="{path_of(polygons, True)}" {look(color, stroke, edge)} opacity="{shade:g}"/>'
+                    f'<path d="{path_of(polygons, True)}" {style} opacity="{shade:g}"/>'
                 )
 
     def lines(
@@ -54,8 +58,10 @@ class Svg:
     ) -> None:
         """Draw polylines [N, V, 2], with gaps at NaN."""
         if len(points) and points.shape[1] > 1:
+            dashes = f' stroke-dasharray="{3.5 * width:.1f} {2.2 * width:.1f}"' if dashed else ""
             self.parts.append(
-                f'<path d="{path_of(points, False)}" {line_look(color, width, opacity, dashed)}/>'
+                f'<path d="{path_of(points, False)}" fill="none" class="s-{color}" '
+                f'stroke-width="{width:.3g}" opacity="{opacity:.2g}"{dashes}/>'
             )
 
     def text(
@@ -76,8 +82,8 @@ class Svg:
         lines = NOT_XML.sub("", text).split("\n")
         top = y + (0.35 - 0.58 * (len(lines) - 1)) * size
         self.parts += [
-            f'<text x="{x:.1f}" y="{top + 1.16 * i * size:.1f}" font-size="{size:.1f}" text-anchor="{anchor}" '
-            f'class="{color}"{weight}{turn}>{escape(line)}</text>'
+            f'<text x="{x:.1f}" y="{top + 1.16 * i * size:.1f}" font-size="{size:.1f}" '
+            f'text-anchor="{anchor}" class="{color}"{weight}{turn}>{escape(line)}</text>'
             for i, line in enumerate(lines)
             if line
         ]
@@ -94,8 +100,9 @@ class Svg:
         name = f"m{zlib.crc32((place + data).encode()):08x}"
         # A mask lets the style sheet choose the light or the dark tone of the color.
         self.parts.append(
-            f'<mask id="{name}" maskUnits="userSpaceOnUse" {place}><image {place} preserveAspectRatio="none" '
-            f'style="image-rendering: pixelated" href="data:image/png;base64,{data}"/></mask>'
+            f'<mask id="{name}" maskUnits="userSpaceOnUse" {place}><image {place} '
+            'preserveAspectRatio="none" style="image-rendering: pixelated" '
+            f'href="data:image/png;base64,{data}"/></mask>'
             f'<rect {place} class="{color}" mask="url(#{name})"/>'
         )
 
@@ -105,14 +112,6 @@ def look(color: str, stroke: float, edge: bool) -> str:
     if stroke:
         return f'fill="none" stroke-width="{stroke:g}" class="s-{color}"'
     return f'class="{color} edge"' if edge else f'class="{color}"'
-
-
-def line_look(color: str, width: float, opacity: float, dashed: bool) -> str:
-    """Return the SVG attributes of a line."""
-    dashes = f' stroke-dasharray="{3.5 * width:.1f} {2.2 * width:.1f}"' if dashed else ""
-    return (
-        f'fill="none" class="s-{color}" stroke-width="{width:.3g}" opacity="{opacity:.2g}"{dashes}'
-    )
 
 
 def path_of(points: np.ndarray, closed: bool) -> str:
@@ -141,38 +140,18 @@ def to_svg(
         hold: Seconds for which the last frame is shown.
         size: (width, height) in pixels. None: 640 wide, and as high as needed.
     """
-    layout = lay_out(scene, size)
-    count = sum(
-        mark.x.shape[1] for mark in scene.marks if isinstance(mark, Shapes) and not is_static(mark)
-    )
-    count += sum(
-        mark.points[0].size // 2
-        for mark in scene.marks
-        if isinstance(mark, Lines) and not is_static(mark)
-    )
-    most = max(2, min(FRAMES, MOST // max(1, count)))
-    frames = np.unique(
-        np.linspace(0, scene.num_frames - 1, min(scene.num_frames, most)).round().astype(int)
-    )
-    seconds = (scene.num_frames - 1) / fps + hold
-    clock = Clock(frames, frames / fps / seconds if seconds else np.zeros(1), seconds)
+    layout, clock = lay_out(scene, size), _clock_of(scene, fps, hold)
     canvas = Svg()
     draw_ground(canvas, scene, layout)
     for mark in scene.marks:
         if is_static(mark):
             draw_mark(canvas, scene, layout, mark, 0)
+        elif isinstance(mark, Shapes):
+            _move_shapes(canvas, scene, layout, mark, clock)
         else:
-            _move_mark(canvas, scene, layout, mark, clock)
+            _switch(canvas, clock, draw_mark, scene, layout, mark)
     _move_curves(canvas, scene, layout, clock)
-    x, top = layout.caption
-
-    def write(canvas: Svg, t: int) -> None:
-        k, caption = layout.unit, scene.captions[t]
-        canvas.text(
-            x, top - (4 + 8.5 * (1 + caption.count("\n"))) * k, caption, 14 * k, "text", "center"
-        )
-
-    _switch(canvas, clock, [scene.captions[t] for t in frames], write)
+    _switch(canvas, clock, draw_caption, scene, layout)
     width, height = layout.size
     light, dark = (
         "".join(
@@ -182,10 +161,12 @@ def to_svg(
         + f".edge{{stroke:{COLORS['paper'][i]};stroke-width:.6}}"
         for i in (0, 1)
     )
-    style = f"{light}@media(prefers-color-scheme:dark){{{dark}}}text{{font-family:DejaVu Sans,Verdana,sans-serif}}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-        f'<style>{style}</style><rect width="100%" height="100%" class="paper"/>{"".join(canvas.parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}">'
+        f"<style>{light}@media(prefers-color-scheme:dark){{{dark}}}"
+        "text{font-family:DejaVu Sans,Verdana,sans-serif}</style>"
+        f'<rect width="100%" height="100%" class="paper"/>{"".join(canvas.parts)}</svg>\n'
     )
 
 
@@ -202,72 +183,63 @@ class Clock:
         self.frames, self.times, self.seconds = frames, times, seconds
 
     def animate(
-        self, what: str, values: Iterable[str], times: Any = None, glide: bool = False
+        self, what: str, values: Iterable[str], times: Iterable[float], mode: str = "discrete"
     ) -> str:
         """Return an SVG element that animates an attribute.
 
         Args:
             what: The attribute, or "transform:<type>".
             values: One value per time.
-            times: Fractions of the duration. None: the times of the frames.
-            glide: Whether to interpolate between the values.
+            times: Fractions of the duration.
+            mode: "discrete", or "linear" to interpolate between the values.
         """
-        times, values = list(self.times if times is None else times), list(values)
-        if glide:  # hold the last value until the end
-            times, values = [*times, 1.0], [*values, values[-1]]
-        kind, mode = what.split(":"), "linear" if glide else "discrete"
-        name = (
-            f'Transform attributeName="transform" type="{kind[1]}"'
-            if kind[1:]
-            else f' attributeName="{kind[0]}"'
-        )
+        name, _, kind = what.partition(":")
+        tag = f'animateTransform attributeName="{name}" type="{kind}"'
+        tag = tag if kind else f'animate attributeName="{name}"'
         keys = ";".join(f"{time:.4f}".rstrip("0").rstrip(".") or "0" for time in times)
         return (
-            f'<animate{name} values="{";".join(values)}" keyTimes="{keys}" calcMode="{mode}" '
+            f'<{tag} values="{";".join(values)}" keyTimes="{keys}" calcMode="{mode}" '
             f'dur="{self.seconds:.2f}s" repeatCount="indefinite"/>'
         )
 
+    def glide(self, kind: str, values: list[str]) -> str:
+        """Return an SVG element that moves smoothly between transforms, one per frame.
 
-def _switch(
-    canvas: Svg, clock: Clock, keys: Sequence[Any], draw: Callable[[Svg, int], None]
-) -> None:
-    """Draw frames in sequence, once for each run of equal keys."""
-    begins = [i for i in range(len(keys)) if i == 0 or keys[i] != keys[i - 1]]
-    if len(begins) == 1:
-        return draw(canvas, int(clock.frames[0]))
-    for begin, end in zip(begins, [*begins[1:], None], strict=True):
+        The last one is held until the end. Return "" if all are equal.
+        """
+        if len(set(values)) == 1:
+            return ""
+        held = ([*values, values[-1]], [*self.times, 1.0])
+        return self.animate(f"transform:{kind}", *held, mode="linear")
+
+
+def _clock_of(scene: Scene, fps: float, hold: float) -> Clock:
+    """Return the frames of an animation: fewer than the scene's if many positions move."""
+    moving = [mark for mark in scene.marks if not is_static(mark)]
+    positions = sum(mark.x.shape[1] for mark in moving if isinstance(mark, Shapes))
+    positions += sum(mark.points[0].size // 2 for mark in moving if isinstance(mark, Lines))
+    count = min(scene.num_frames, max(2, min(FRAMES, MOST // max(1, positions))))
+    frames = np.unique(np.linspace(0, scene.num_frames - 1, count).round().astype(int))
+    seconds = (scene.num_frames - 1) / fps + hold
+    return Clock(frames, frames / fps / seconds if seconds else np.zeros(1), seconds)
+
+
+def _switch(canvas: Svg, clock: Clock, draw: Callable[..., None], *what: Any) -> None:
+    """Draw frames in sequence by draw(canvas, *what, t), each run of equal frames once."""
+    parts = []
+    for t in clock.frames:
         frame = Svg()
-        draw(frame, int(clock.frames[begin]))
+        draw(frame, *what, int(t))
+        parts.append("".join(frame.parts))
+    begins = [i for i in range(len(parts)) if i == 0 or parts[i] != parts[i - 1]]
+    if len(begins) == 1:
+        canvas.parts.append(parts[0])
+        return
+    for begin, end in zip(begins, [*begins[1:], None], strict=True):
         spans = ([] if begin == 0 else [(0.0, "0")]) + [(clock.times[begin], "1")]
         spans += [] if end is None else [(clock.times[end], "0")]
         shown = clock.animate("opacity", [value for _, value in spans], [time for time, _ in spans])
-        canvas.parts += [f'<g opacity="{int(begin == 0)}">', *frame.parts, shown, "</g>"]
-
-
-def _move_mark(canvas: Svg, scene: Scene, layout: Layout, mark: Mark, clock: Clock) -> None:
-    """Draw an animated mark."""
-    if isinstance(mark, Shapes):
-        return _move_shapes(canvas, scene, layout, mark, clock)
-
-    def draw(target: Svg, t: int) -> None:
-        draw_mark(target, scene, layout, mark, t)
-
-    if isinstance(mark, Lines):
-        paths = []
-        for t in clock.frames:
-            frame = Svg()
-            draw(frame, t)
-            paths.append(frame.parts[0].split('"')[1] if frame.parts else "M0 0")
-        style = line_look(mark.color, mark.width * layout.unit, mark.opacity, mark.dashed)
-        canvas.parts.append(f'<path d="{paths[0]}" {style}>{clock.animate("d", paths)}</path>')
-    elif isinstance(mark, Text):
-        keys = [
-            (at(mark.texts, t), at(mark.x, t).tobytes(), at(mark.y, t).tobytes())
-            for t in clock.frames
-        ]
-        _switch(canvas, clock, keys, draw)
-    else:
-        _switch(canvas, clock, [at(mark.index, t) for t in clock.frames], draw)
+        canvas.parts.append(f'<g opacity="{int(begin == 0)}">{parts[begin]}{shown}</g>')
 
 
 def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock: Clock) -> None:
@@ -276,65 +248,47 @@ def _move_shapes(canvas: Svg, scene: Scene, layout: Layout, mark: Shapes, clock:
     scale = layout.place(scene, np.ones(2)) - layout.place(scene, np.zeros(2))
     full = (scene.num_frames, mark.x.shape[1])
 
-    def take(array) -> np.ndarray:
+    def take(array: np.ndarray) -> np.ndarray:
         return np.broadcast_to(array, (*full, *array.shape[2:]))[clock.frames]
 
     positions = layout.place(scene, take(np.stack([mark.x, mark.y], axis=-1)))
     angles, sizes = take(mark.angle), take(mark.size)
-    valid = (
-        np.isfinite(positions).all(axis=-1) & np.isfinite(angles) & np.isfinite(sizes).all(axis=-1)
-    )
+    numbers = np.concatenate([positions, angles[..., None], sizes], axis=-1)
+    valid = np.isfinite(numbers).all(axis=-1)
     opacities = take(mark.opacity) * valid
-    edge = mark.edge and full[1] <= CROWD
-    for i in range(full[1]):
-        if not opacities[:, i].any():
-            continue
-        shown = valid[:, i]
+    style = look(mark.color, mark.stroke * layout.unit, mark.edge and full[1] <= CROWD)
+    for i in np.flatnonzero(opacities.any(axis=0)):
         # Hidden frames repeat the last visible values, so that the animation has no gaps.
-        known = np.maximum.accumulate(np.where(shown, np.arange(len(shown)), np.argmax(shown)))
-        filled, size = positions[known, i], sizes[known, i]
+        shown = np.where(valid[:, i], np.arange(len(valid)), np.argmax(valid[:, i]))
+        known = np.maximum.accumulate(shown)
+        size, opacity = sizes[known, i], opacities[:, i]
         degrees = -np.degrees(np.unwrap(angles[known, i]))
-        animations, inner = "", ""
         biggest = np.abs(size).max(axis=0)
+        shares = [f"{w:.3g} {h:.3g}" for w, h in size / np.where(biggest > 0, biggest, 1)]
         path = path_of((mark.outline * biggest * scale)[None], True)
-        if np.ptp(size, axis=0).any():
-            share = size / np.where(biggest > 0, biggest, 1)
-            inner += clock.animate(
-                "transform:scale", [f"{w:.3g} {h:.3g}" for w, h in share], glide=True
-            )
-        outline = (
-            f'<path d="{path}" {look(mark.color, mark.stroke * layout.unit, edge)}>{inner}</path>'
-        )
+        outline = f'<path d="{path}" {style}>{clock.glide("scale", shares)}</path>'
         if degrees.any():
-            turn = clock.animate(
-                "transform:rotate", [f"{angle:.0f}" for angle in degrees], glide=True
-            )
+            turn = clock.glide("rotate", [f"{angle:.0f}" for angle in degrees])
             outline = f'<g transform="rotate({degrees[0]:.0f})">{outline}{turn}</g>'
-        move = [f"{x:.1f} {y:.1f}" for x, y in filled]
-        if len(set(move)) > 1:
-            animations += clock.animate("transform:translate", move, glide=True)
-        change = [j for j in range(len(shown)) if j == 0 or opacities[j, i] != opacities[j - 1, i]]
+        move = [f"{x:.1f} {y:.1f}" for x, y in positions[known, i]]
+        animations = clock.glide("translate", move)
+        change = [j for j in range(len(opacity)) if j == 0 or opacity[j] != opacity[j - 1]]
         if len(change) > 1:
-            values = [f"{opacities[j, i]:.2g}" for j in change]
+            values = [f"{opacity[j]:.2g}" for j in change]
             animations += clock.animate("opacity", values, clock.times[change])
         canvas.parts.append(
-            f'<g transform="translate({move[0]})" opacity="{opacities[0, i]:.2g}">{outline}{animations}</g>'
+            f'<g transform="translate({move[0]})" opacity="{opacity[0]:.2g}">'
+            f"{outline}{animations}</g>"
         )
 
 
 def _move_curves(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> None:
     """Draw the complete curves of all plots, each with a dot that follows its current value."""
-    k = layout.unit
+    width, height = layout.size
+    # A world in pixels, with y upwards, so that the dots are shapes like any other.
+    pixels = dataclasses.replace(layout, world=(0, 0, width, height))
+    scene = dataclasses.replace(scene, extent=(0, 0, width, height))
     for color, points in curves_of(scene, layout):
-        canvas.lines(points[None], color, 1.5 * k, 0.8, False)
-        dots = points[clock.frames]
-        dots = (
-            dots[np.isfinite(dots).all(axis=-1)]
-            if len(dots) == 1
-            else np.where(np.isfinite(dots), dots, -99.0)
-        )
-        if len(dots):
-            move = [f"{a:.1f} {b:.1f}" for a, b in dots]
-            shape = f'<path d="{path_of(3 * k * DISC[None], True)}" class="{color}"/>'
-            moving = clock.animate("transform:translate", move, glide=True) if len(move) > 1 else ""
-            canvas.parts.append(f'<g transform="translate({move[0]})">{shape}{moving}</g>')
+        canvas.lines(points[None], color, 1.5 * layout.unit, 0.8, False)
+        x, y = points[:, :1], height - points[:, 1:]
+        _move_shapes(canvas, scene, pixels, Shapes(x, y, DISC, 3 * layout.unit, 0, color), clock)
