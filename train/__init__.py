@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
     from wdjax.train.evaluation.trajectory import Trajectory, record_episode, save_episode
     from wdjax.train.host.callbacks import Callback
-    from wdjax.train.host.compiled import CompiledRun, compile_run
-    from wdjax.train.host.determinism import make_deterministic
     from wdjax.train.host.failures import BadNumbersError, FailedCheckError
     from wdjax.train.host.plots import save_curves
+    from wdjax.train.host.start import CompiledRun, compile_run
     from wdjax.train.learner.bad_numbers import describe_bad_numbers
     from wdjax.train.learner.learner import Learner, make_learner
     from wdjax.train.learner.saved import list_references
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from wdjax.train.state.state import Memory, PolicyState, TrainState, with_hypers
     from wdjax.train.storage.folder import plain_config
     from wdjax.train.storage.metrics_log import read_metrics
+    from wdjax.train.storage.switches import make_deterministic
     from wdjax.train.trainer import Trainer
 
 __all__ = [

@@ -1,3 +1,3 @@
-"""Where `make_deterministic` was before version 0.2: wdjax.train.host.determinism."""
+"""Former location of `make_deterministic`, until version 0.2."""
 
-from wdjax.train.host.determinism import forgets_determinism, is_deterministic, make_deterministic  # noqa: F401
+from wdjax.train.storage.switches import is_deterministic, make_deterministic  # noqa: F401

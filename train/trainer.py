@@ -44,7 +44,6 @@ from wdjax.train.host.callbacks import (
     require_goals,
 )
 from wdjax.train.host.debug import nan_origin
-from wdjax.train.host.determinism import is_deterministic
 from wdjax.train.host.failures import BadNumbersError
 from wdjax.train.host.loop import Chunk, Job, Outcome, Row, row_of_run, train_chunks
 from wdjax.train.host.programs import Program, telling
@@ -339,7 +338,6 @@ class Trainer:
             "best_score": self.best_score,
             "best_updates": self.best_updates,
             "config": plain_config(self.config),
-            "deterministic": is_deterministic(),
         }
 
     def _compile_in_background(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import wdjax
 from wdjax.train import load_config
 from wdjax.train.config.env_params import complete_env_params
-from wdjax.train.storage.folder import dump_config, load_run_config
+from wdjax.train.storage.folder import load_run_config, write_config
 
 # (environment, invalid value, part of the message)
 ACROBOT, CAR, CONTINUOUS, PENDULUM = (
@@ -141,7 +141,7 @@ def test_torques_round_trip_through_config_yaml(tmp_path):
     )
     assert config.env_params["AVAIL_TORQUE"] == (-2.0, 0.0, 2.5)
     assert all(type(number) is float for number in config.env_params["AVAIL_TORQUE"])
-    (tmp_path / "config.yaml").write_text(dump_config(config))
+    write_config(tmp_path, config)
     loaded = complete_env_params(load_run_config(tmp_path))
     assert loaded == config
     assert complete_env_params(load_config("acrobot")).env_params["AVAIL_TORQUE"] == (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.env import Env
-from wdjax.spaces import Box, Discrete, MultiDiscrete
+from wdjax.spaces import Box, Discrete
 from wdjax.train.config.facts import read_part, static_part
 from wdjax.train.state.agents import Assignment, gather, group_sizes
 from wdjax.train.state.aliases import Action, Carry, EnvParams, EnvState, Observation
@@ -72,32 +72,25 @@ class Actor:
             situation: (environment states [N, ...], params), for scripts.
             greedy: whether learned policies and custom networks choose the most likely actions.
         """
-        space = self.policy.assignment.action_space
+        assignment, space = self.policy.assignment, self.policy.assignment.action_space
         if self.kind == "learned":
-            before = carry
-            action, carry = self.policy.algorithm.play(
-                self.policy, learned, carry, obs, keys[:1], greedy
-            )
-            require_carry(self.policy, "play", before, carry)
-            action = self.policy.distribution.to_space(action)
+            before, policy = carry, self.policy
+            action, carry = policy.algorithm.play(policy, learned, carry, obs, keys[:1], greedy)
+            require_carry(policy, "play", before, carry)
+            action = policy.distribution.to_space(action)
         elif self.kind == "random":
             action = self.policy.sample_uniform(keys[1], obs)
         elif self.kind == "network":
             act = cast(Network, self.script)
             action, carry = act(obs, carry, None if greedy else keys[1])
-            rows = jax.tree.leaves(obs)[0].shape[0], self.policy.assignment.num_agents
-            require_actions("a network", action, self.policy.assignment, (*rows, *space.shape), 0)
+            expected = (jax.tree.leaves(obs)[0].shape[0], assignment.num_agents, *space.shape)
+            require_actions("a network", action, assignment, expected, 0)
         else:
-            script = cast(Script, self.script)
-            action = run_script(env, script, self.policy.assignment, situation, keys[1])
-        match space:
-            case Box():
-                action = space.clip(action)
-            case Discrete():
-                action = jnp.clip(action, 0, space.n - 1)
-            case MultiDiscrete():
-                action = jnp.clip(action, 0, np.array(space.nvec)[None, None] - 1)
-        return action.astype(space.dtype), carry
+            action = run_script(env, cast(Script, self.script), assignment, situation, keys[1])
+        if isinstance(space, Box):
+            return space.clip(action).astype(space.dtype), carry
+        last = space.n if isinstance(space, Discrete) else np.array(space.nvec)[None, None]
+        return jnp.clip(action, 0, last - 1).astype(space.dtype), carry
 
 
 def require_carry(policy: Policy, function: str, before: Carry, after: Carry) -> None:
@@ -113,9 +106,11 @@ def require_carry(policy: Policy, function: str, before: Carry, after: Carry) ->
         jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), carry) for carry in (before, after)
     )
     if jax.tree.flatten(first) != jax.tree.flatten(last):
-        first, last = (str(shapes).replace("'", "") for shapes in (first, last))
-        returned = f"policies.{policy.name}: {function} returned a carry {last}"
-        raise TypeError(f"{returned}: must have the structure of init_carry, {first}")
+        message = (
+            f"policies.{policy.name}: {function} returned a carry {last}: must have the structure "
+            f"of init_carry, {first}"
+        )
+        raise TypeError(message.replace("'", ""))
 
 
 def run_script(
@@ -165,12 +160,16 @@ def require_actions(
         ValueError: for another shape.
     """
     if not isinstance(actions, jax.Array):
-        allowed = "must be an array with the actions of one group"
-        raise TypeError(f"{who} returned a {type(actions).__name__}: {allowed}")
+        raise TypeError(
+            f"{who} returned a {type(actions).__name__}: "
+            "must be an array with the actions of one group"
+        )
     group, dtype = assignment.segments[0].group, np.dtype(assignment.action_space.dtype)
     if actions.shape != expected:
-        words = f"actions of {group} from {who} have shape"
-        raise ValueError(f"{words} {actions.shape[axes:]}: must be {expected[axes:]}")
+        raise ValueError(
+            f"actions of {group} from {who} have shape {actions.shape[axes:]}: "
+            f"must be {expected[axes:]}"
+        )
     if not np.can_cast(actions.dtype, dtype, "same_kind"):  # 0.9 would become action 0
         raise TypeError(
             f"actions of {group} from {who} have dtype {actions.dtype}: must be {dtype}"

@@ -125,12 +125,12 @@ def assign_agents(
         space, selectors = spaces[0][0], policies[name].agents or (name,)
         types = tuple(types_of(selectors, parts)) if policies[name].agent_type_feature else ()
         if types:
-            only = f"the single selector {parts[0].group!r}, which has only one type"
             require(
                 len(types) > 1,
                 f"policies.{name}.agent_type_feature",
                 True,
-                f"false if `agents` is {only}",
+                f"false if `agents` is the single selector {parts[0].group!r}, which has only one "
+                "type",
             )
             # an action mask stays at the top level
             mask = {MASK: space[MASK]} if isinstance(space, Dict) and MASK in space.spaces else {}
@@ -165,14 +165,12 @@ def parse_selectors(
     for selector in selectors:
         match = None if selector in sizes else _SELECTOR.fullmatch(selector)
         group, index, first, last = match.groups() if match else (selector, None, None, None)
-        allowed = (
-            "a group, a slice such as 'runner[0:50]', an index, or 'runner[*]' for a type per agent"
-        )
         require(
             group in sizes or (match and re.fullmatch(r"\w+", group)),
             f"policies.{policy}.agents",
             selector,
-            allowed,
+            "a group, a slice such as 'runner[0:50]', an index, or 'runner[*]' for a type per "
+            "agent",
         )
         require_known(f"group in policies.{policy}.agents", group, sizes)
         start = int(index or first or 0)
@@ -200,8 +198,10 @@ def _require_partition(segments: Mapping[str, list[Segment]], sizes: Mapping[str
     for name, parts in segments.items():
         for group, i in (agent for part in parts for agent in part.agents):
             if (group, i) in owner:
-                already = f"{group}[{i}] already belongs to policy {owner[group, i]!r}"
-                raise ValueError(f"policies.{name}.agents: {already}")
+                raise ValueError(
+                    f"policies.{name}.agents: {group}[{i}] already belongs to policy "
+                    f"{owner[group, i]!r}"
+                )
             owner[group, i] = name
     free = [
         f"{group}[{i}]"
@@ -253,11 +253,8 @@ def gather_observation(assignment: Assignment, obs: Mapping[str, Observation]) -
     if not assignment.types:
         return seen
     seen, mask = split_mask(seen)
-    num_envs = jax.tree.leaves(seen)[0].shape[0]
-    typed = {
-        "obs": seen,
-        AGENT_TYPE: jnp.broadcast_to(assignment.agent_types, (num_envs, assignment.num_agents)),
-    }
+    shape = (jax.tree.leaves(seen)[0].shape[0], assignment.num_agents)
+    typed = {"obs": seen, AGENT_TYPE: jnp.broadcast_to(assignment.agent_types, shape)}
     return typed if mask is None else {**typed, MASK: mask}
 
 

@@ -357,6 +357,10 @@ class Algorithm(abc.ABC):
             ValueError: if one of them is not among the metrics of `update`.
         """
         missing = [name for name in ("loss", "grad_norm") if name not in metrics]
-        allowed = f"a dict with {' and '.join(missing)}. Return it from update, or override losses"
-        require(not missing, f"metrics of policies.{policy.name}", sorted(metrics), allowed)
+        require(
+            not missing,
+            f"metrics of policies.{policy.name}",
+            sorted(metrics),
+            f"a dict with {' and '.join(missing)}. Return it from update, or override losses",
+        )
         return metrics["loss"], metrics["grad_norm"]

@@ -91,15 +91,13 @@ def run_hypers(config: TrainConfig) -> dict[str, Hypers]:
 def hypers_of(config: PolicyConfig | TeamConfig) -> Hypers:
     """Return the traced hyperparameters of a policy or team with options from `with_options`."""
     values = {
-        name: (fields[-1], value) for name, fields, value in leaves(config) if is_traced(fields[-1])
+        name: schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
+        for name, (*_, field), value in leaves(config)
+        if is_traced(field)
     }
     if not getattr(config, "past_selves", 0):
         values.pop("past_selves_fraction", None)
-    arrays = {
-        name: schedule_arrays(value) if is_scheduled(field) else jnp.float32(value)
-        for name, (field, value) in values.items()
-    }
-    return Hypers(arrays, type(config.options))
+    return Hypers(values, type(config.options))
 
 
 def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
@@ -108,8 +106,13 @@ def schedule_arrays(schedule: Schedule) -> ScheduleArrays:
     Raises:
         TypeError: for fractions of a run; convert them with `in_env_steps`.
     """
-    allowed = "in env steps, not in fractions of a run"
-    require(not isinstance(schedule, Fraction), "schedule", schedule, allowed, TypeError)
+    require(
+        not isinstance(schedule, Fraction),
+        "schedule",
+        schedule,
+        "in env steps, not in fractions of a run",
+        TypeError,
+    )
     return ScheduleArrays(
         *(jnp.array(column, jnp.float32) for column in zip(*points_of(schedule), strict=True))
     )

@@ -58,8 +58,10 @@ def new_normalizer(observations: bool, rewards: bool, space: Space) -> Normalize
     """
     if not (observations or rewards):
         return None
-    obs = observation_statistics(without_mask(space)) if observations else None
-    return Normalizer(obs, new_statistics() if rewards else None)
+    return Normalizer(
+        obs=observation_statistics(without_mask(space)) if observations else None,
+        reward=new_statistics() if rewards else None,
+    )
 
 
 def normalize_observation(statistics: ObservationStatistics, obs: Observation) -> Observation:

@@ -62,11 +62,13 @@ def find_algorithm(name: str, field: str = "algorithm") -> Algorithm:
         ValueError: if the name is unknown, or its module or class cannot be imported.
         TypeError: if it is not a complete algorithm.
     """
-    custom = (
+    found = find_named(
+        field,
+        name,
+        ALGORITHMS,
         'a custom algorithm is "package.module:Class", or registered in this process by '
-        "register_algorithm"
+        "register_algorithm",
     )
-    found = find_named(field, name, ALGORITHMS, custom)
     _require_algorithm(f"{field} = {name!r}", found)
     return found()
 
@@ -79,9 +81,13 @@ def _require_algorithm(what: str, found: object) -> None:
     learns = found.update is not Algorithm.update or found.update_team is not Algorithm.update_team
     require(learns, what, found.__name__, "a complete algorithm. Implement update or update_team.")
     for entry in found.keeps:
-        allowed = f"a frozenset with {' and '.join(map(repr, KEPT))}, or empty"
-        hint = did_you_mean(str(entry), KEPT)
-        require(entry in KEPT, f"{what}: keeps", found.keeps, f"{allowed}; {hint}")
+        require(
+            entry in KEPT,
+            f"{what}: keeps",
+            found.keeps,
+            f"a frozenset with {' and '.join(map(repr, KEPT))}, or empty; "
+            f"{did_you_mean(str(entry), KEPT)}",
+        )
     options = found.Options
     words = f"{what}: Options must be a frozen dataclass with a default for every field"
     parameters = getattr(options, "__dataclass_params__", None)
@@ -90,9 +96,8 @@ def _require_algorithm(what: str, found: object) -> None:
     for field in dataclasses.fields(options):
         if is_required(field):
             raise TypeError(f"{words}: {field.name} has none")
-        taken = field.name in PolicyConfig.__dataclass_fields__
         require(
-            not taken,
+            field.name not in PolicyConfig.__dataclass_fields__,
             f"{what}: an option",
             field.name,
             "a name that is not a field of every policy",
@@ -100,8 +105,10 @@ def _require_algorithm(what: str, found: object) -> None:
     bases = (base for base in found.__mro__[1:] if issubclass(base, Algorithm))
     base = next((base for base in bases if "Options" in vars(base)), Algorithm)
     if base is not Algorithm and not issubclass(options, base.Options):
-        reads = f"{base.__name__}.Options, which {base.__name__} reads"
-        raise TypeError(f"{what}: Options must be a subclass of {reads}")
+        raise TypeError(
+            f"{what}: Options must be a subclass of {base.__name__}.Options, "
+            f"which {base.__name__} reads"
+        )
 
 
 def read_config(values: TrainConfig | Mapping[str, object], imports: bool = True) -> TrainConfig:
@@ -152,15 +159,13 @@ def members(
             allowed = f"left out, as policies.{name} belongs to team {team!r}. Set teams.{team}"
             is_own = policy.algorithm in (PolicyConfig.algorithm, own.algorithm)
             require(is_own, f"policies.{name}.algorithm", policy.algorithm, f"{allowed}.algorithm")
-            options = (
-                policy.options
-                if isinstance(policy.options, Mapping)
-                else dict(changed(policy.options))
-            )
-            for option, value in options.items():
+            options: Any = policy.options
+            set_here = options.items() if isinstance(options, Mapping) else changed(options)
+            for option, value in set_here:
                 require(False, f"policies.{name}.{option}", value, f"{allowed}.{option}")
-            usual = PolicyConfig.algorithm
-            found[name] = dataclasses.replace(policy, algorithm=usual, options=NoOptions())
+            found[name] = dataclasses.replace(
+                policy, algorithm=PolicyConfig.algorithm, options=NoOptions()
+            )
     return found
 
 
@@ -187,6 +192,12 @@ def option_fields(algorithm: str, path: str) -> Mapping[str, dataclasses.Field]:
     return find_algorithm(algorithm, f"{path}.algorithm").Options.__dataclass_fields__
 
 
+def built_in_options() -> dict[str, Mapping[str, dataclasses.Field]]:
+    """Return the fields of the options of all built-in algorithms, by algorithm."""
+    built_in = (name for name, place in ALGORITHMS.items() if isinstance(place, str))
+    return {name: option_fields(name, "policies") for name in built_in}
+
+
 def flat_policy(path: str, given: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a policy without the blocks `options` and `ddpg` (until 0.2).
 
@@ -202,54 +213,52 @@ def flat_policy(path: str, given: Mapping[str, object]) -> dict[str, object]:
             raise TypeError(f"{path}.{block} = {inside!r}: must be a mapping of fields")
         for name, value in inside.items():
             if name in flat:
-                also = f"also given as {path}.{block}.{name}. Remove one."
-                raise ValueError(f"{path}.{name} = {flat[name]!r}: {also}")
+                raise ValueError(
+                    f"{path}.{name} = {flat[name]!r}: "
+                    f"also given as {path}.{block}.{name}. Remove one."
+                )
             flat[name] = value
     return flat
 
 
 def without_unused(
     path: str,
+    config: PolicyConfig | TeamConfig,
     given: Mapping[str, object],
-    algorithm: str,
     owned: Mapping[str, dataclasses.Field],
-    cls: type,
 ) -> dict[str, object]:
     """Return options without unknown ones that other built-in algorithms have at this default.
 
     Args:
         path: name of the policy or team, for messages.
+        config: its configuration.
         given: options by name.
-        algorithm: name of its algorithm.
-        owned: fields of the algorithm's options.
-        cls: PolicyConfig or TeamConfig.
+        owned: fields of the options of its algorithm.
 
     Raises:
         ValueError: for options of these algorithms with other values, all of them at once, and for
             an unknown field.
     """
-    hints = typing.get_type_hints(cls)
-    built_in = [name for name, place in ALGORITHMS.items() if isinstance(place, str)]
-    known = [(other, option_fields(other, path)) for other in built_in]
-    kept, unused = {}, []
+    known, unused = built_in_options(), []
     owners: dict[str, object] = {}  # algorithms with the unused options, in order
     for name, value in given.items():
-        others = {other: default_of(fields[name]) for other, fields in known if name in fields}
+        others = {other: default_of(own[name]) for other, own in known.items() if name in own}
         if name in owned:
-            kept[name] = value
-        elif not others:
+            continue
+        if not others:
+            hints = typing.get_type_hints(type(config))
             del hints["options"]
             raise unknown_field(f"{path}.", name, {**hints, **owned})
-        elif value not in others.values() and str(value) not in map(str, others.values()):
+        if value not in others.values() and str(value) not in map(str, others.values()):
             unused.append(f"{path}.{name} = {value!r}")
             owners |= others
     if unused:
         what, them = ("option", "it") if len(unused) == 1 else ("options", "them")
-        having = f"{' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} {them}"
         raise ValueError(
-            f"{', '.join(unused)}: {algorithm} has no such {what} ({having}). Remove {them}."
+            f"{', '.join(unused)}: {config.algorithm} has no such {what} ({' and '.join(owners)} "
+            f"{'has' if len(owners) == 1 else 'have'} {them}). Remove {them}."
         )
-    return kept
+    return {name: value for name, value in given.items() if name in owned}
 
 
 def without_old_options(
@@ -293,8 +302,7 @@ def with_options(path: str, config: ConfigT) -> ConfigT:
         isinstance(given, Mapping | cls), f"{path}.options", given, "a mapping of fields", TypeError
     )
     if isinstance(given, Mapping):
-        owned = cls.__dataclass_fields__
-        given = without_unused(path, given, config.algorithm, owned, type(config))
+        given = without_unused(path, config, given, cls.__dataclass_fields__)
         require_no_schedules(path, cls, given)
     return dataclasses.replace(config, options=from_mapping(cls, given, f"{path}."))
 
@@ -306,8 +314,10 @@ def require_no_schedules(path: str, cls: OptionsClass, given: Mapping[str, objec
         owner = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", ()))
         is_custom = is_traced(field) and not owner.__module__.startswith("wdjax.train.algorithms.")
         if is_custom and not is_scheduled(field) and isinstance(value, (list, tuple, Mapping)):
-            use = "To allow a schedule, annotate the field with wdjax.train.learning.Schedule"
-            raise TypeError(f"{path}.{name} = {value!r}: must be a number. {use}")
+            raise TypeError(
+                f"{path}.{name} = {value!r}: must be a number. To allow a schedule, annotate the "
+                "field with wdjax.train.learning.Schedule"
+            )
 
 
 def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
@@ -324,12 +334,8 @@ def policy_fields(name: str, policies: Iterable[str]) -> list[str]:
 
 def known_fields() -> dict[str, dataclasses.Field]:
     """Return the fields of policies and of all built-in algorithms' options, by dotted name."""
-    options = [
-        find_algorithm(name).Options()
-        for name, place in ALGORITHMS.items()
-        if isinstance(place, str)
-    ]
-    fields = {
-        path: field for one in (PolicyConfig(), *options) for path, (*_, field), _ in leaves(one)
+    fields = {path: field for path, (*_, field), _ in leaves(PolicyConfig())}
+    del fields["options"]
+    return fields | {
+        name: field for own in built_in_options().values() for name, field in own.items()
     }
-    return {path: field for path, field in fields.items() if not field.metadata.get("flat")}

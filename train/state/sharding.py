@@ -51,10 +51,8 @@ def choose_devices(config: TrainConfig) -> int:
     there, processes = jax.device_count(), jax.process_count()
     if config.devices:
         require_devices(config.devices, there, processes)
-        shared = config.devices == 1 or config.devices % processes == 0
-        require(
-            shared, "devices", config.devices, f"a multiple of {processes}, the number of processes"
-        )
+        if config.devices != 1:
+            require_all_processes(config.devices)
         return config.devices
     # the devices of a CPU share its cores
     most = processes if on_cpu() else there
@@ -75,12 +73,16 @@ def require_devices(devices: int, there: int, processes: int = 1) -> None:
         there: number of available devices.
         processes: number of processes that share them.
     """
-    found = f"jax finds {there} device{'s' * (there != 1)} ({jax.devices()[0].device_kind})"
     virtual = (
         f", or set XLA_FLAGS=--xla_force_host_platform_device_count={-(-devices // processes)}"
     )
-    remedy = f"Lower devices{virtual if on_cpu() else ''}"
-    require(devices <= there, "devices", devices, f"at most {there}: {found}. {remedy}")
+    require(
+        devices <= there,
+        "devices",
+        devices,
+        f"at most {there}: jax finds {there} device{'s' * (there != 1)} "
+        f"({jax.devices()[0].device_kind}). Lower devices{virtual if on_cpu() else ''}",
+    )
 
 
 def require_all_processes(num_devices: int) -> None:
@@ -188,8 +190,10 @@ def spread(
         TypeError: if `state` is not a TrainState, for example the pair that `run` returns.
     """
     if not isinstance(state, TrainState):
-        pair = "the first item of the pair (state, metrics) from learner.run"
-        raise TypeError(f"state: must be a TrainState, from learner.init(key), or {pair}")
+        raise TypeError(
+            "state: must be a TrainState, from learner.init(key), or the first item of the pair "
+            "(state, metrics) from learner.run"
+        )
     if setup.num_devices == 1:
         return function(setup, state, *told)
     replicas = dataclasses.replace(
@@ -197,14 +201,13 @@ def spread(
     )
     share = dataclasses.replace(setup, replicas=replicas)
     specs = lay_out(PartitionSpec(AXIS), PartitionSpec())
-    program = jax.shard_map(
+    return jax.shard_map(
         functools.partial(function, share),
         mesh=make_mesh(setup.num_devices),
         in_specs=(specs, *(PartitionSpec() for _ in told)),
         out_specs=(specs, results),
         check_vma=False,  # would sum gradients implicitly; see train/devices/collectives.py
-    )
-    return program(state, *told)
+    )(state, *told)
 
 
 def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
@@ -217,20 +220,16 @@ def differing_leaves(state: TrainState, metrics: Packed) -> list[str]:
     sharding = state.num_updates.sharding
     if len(sharding.device_set) == 1 or not sharding.is_fully_replicated:
         return []
-    whole = {
-        name: getattr(state, name) for name in ("policies", "shared", "hypers", "env_params", "key")
-    }
-    whole["opponents"] = state.opponents.pools
-    mesh = cast(NamedSharding, sharding).mesh
-    shards = _checksums(mesh, whole, metrics).addressable_shards
-    names, sums = [], of_processes(np.concatenate([np.asarray(shard.data) for shard in shards]))
+    fields = ("policies", "shared", "hypers", "env_params", "key")
+    whole = {name: getattr(state, name) for name in fields} | {"opponents": state.opponents.pools}
+    shards = _checksums(cast(NamedSharding, sharding).mesh, whole, metrics).addressable_shards
+    sums = of_processes(np.concatenate([np.asarray(shard.data) for shard in shards]))
     paths = jax.tree.leaves_with_path((whole, jax.eval_shape(unpack, metrics)))
-    for (path, _), differs in zip(paths, (sums != sums[0]).any(axis=0), strict=True):
-        if differs:
-            names.append(
-                jax.tree_util.keystr(path[1:], simple=True, separator=".").removesuffix(".value")
-            )
-    return names
+    return [
+        jax.tree_util.keystr(path[1:], simple=True, separator=".").removesuffix(".value")
+        for (path, _), differs in zip(paths, (sums != sums[0]).any(axis=0), strict=True)
+        if differs
+    ]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -240,20 +239,19 @@ def _checksums(mesh: Mesh, whole: chex.ArrayTree, metrics: Packed) -> jax.Array:
     def checksum(leaf: jax.Array) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        is_flag = leaf.dtype == jnp.bool_
-        words = (
-            (leaf if is_flag else jax.lax.bitcast_convert_type(leaf, jnp.uint8))
-            .astype(jnp.uint32)
-            .ravel()
-        )
+        if leaf.dtype != jnp.bool_:
+            leaf = jax.lax.bitcast_convert_type(leaf, jnp.uint8)
+        words = leaf.astype(jnp.uint32).ravel()
         return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 
     def of_device(whole: chex.ArrayTree, metrics: Packed) -> jax.Array:
         leaves = jax.tree.leaves((whole, unpack(metrics)))
         return jnp.stack([checksum(leaf) for leaf in leaves])[None]
 
-    share = PartitionSpec(mesh.axis_names[0])
-    program = jax.shard_map(
-        of_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=share, check_vma=False
-    )
-    return program(whole, metrics)
+    return jax.shard_map(
+        of_device,
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(mesh.axis_names[0]),
+        check_vma=False,
+    )(whole, metrics)

@@ -111,13 +111,16 @@ class TrainState(struct.PyTreeNode):
 
     def _repr_html_(self) -> str:
         size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
-        parameters = {
-            f"parameters of {name}": f"{size(own.params):,}" for name, own in self.policies.items()
-        }
         num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
-        memory = f"{num_bytes / 2**20:,.1f} MiB"
-        obs = {f"obs of {group}": own for group, own in self.obs.items()}
-        rows = {"updates done": self.num_updates, **parameters, **obs, "in memory": memory}
+        rows = {
+            "updates done": self.num_updates,
+            **{
+                f"parameters of {name}": f"{size(own.params):,}"
+                for name, own in self.policies.items()
+            },
+            **{f"obs of {group}": own for group, own in self.obs.items()},
+            "in memory": f"{num_bytes / 2**20:,.1f} MiB",
+        }
         return html_table(rows.items(), caption="TrainState")
 
 

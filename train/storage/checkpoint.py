@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from wdjax.files import make_folder_inside
+from wdjax.files import make_folder_inside, write_text
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.devices.memory import give_back_memory
@@ -34,7 +34,6 @@ from wdjax.train.storage.damage import (
 from wdjax.train.storage.folder import (
     require_checkpoint_path,
     require_same_run,
-    write_whole,
     writing,
 )
 from wdjax.train.storage.leaves import as_state, as_stored
@@ -56,15 +55,20 @@ class HostData(TypedDict, total=False):
     best_score: float | None
     best_updates: int | None  # updates of the best state
     config: dict[str, Any]
-    deterministic: bool
 
 
 # values of missing fields; a missing metrics_size is an error
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "metrics_size": None,
     "best_score": None,
     "best_updates": None,
-    "deterministic": False,
+    "config": {},
+}
+_VALID: dict[str, Callable[[Any], bool]] = {
+    "metrics_size": lambda size: type(size) is int and size >= 0,
+    "best_score": lambda score: score is None or type(score) in (int, float),
+    "best_updates": lambda updates: updates is None or type(updates) is int,
+    "config": lambda config: isinstance(config, Mapping),
 }
 
 
@@ -134,8 +138,10 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: Hos
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host))
     with _BEGINNING, saving(manager):
         if not manager.save(step, args=items):
-            newer = f"a newer one exists, of {manager.latest_step()} updates"
-            raise FileExistsError(f"cannot save a checkpoint of {step} updates: {newer}")
+            raise FileExistsError(
+                f"cannot save a checkpoint of {step} updates: "
+                f"a newer one exists, of {manager.latest_step()} updates"
+            )
 
 
 def save_state(
@@ -206,9 +212,10 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
         names = [path.name for path in Path(manager.directory).glob("*")]
         complete = max((int(name) for name in names if name.isdecimal()), default=None)
         rest = f"The checkpoint of {complete} updates is complete: continue from it with --resume."
-        rest = "No checkpoint is complete." if complete is None else rest
-        failed = f"could not save a checkpoint in {manager.directory} ({reason(error)})"
-        raise OSError(f"{failed}. {rest}") from error
+        raise OSError(
+            f"could not save a checkpoint in {manager.directory} ({reason(error)}). "
+            f"{'No checkpoint is complete.' if complete is None else rest}"
+        ) from error
 
 
 def write_sizes(manager: ocp.CheckpointManager, last: bool = False) -> None:
@@ -229,7 +236,7 @@ def write_sizes(manager: ocp.CheckpointManager, last: bool = False) -> None:
                 _READ_BACK.add(manager)
                 read_host(manager, step)
                 read_tree(folder, _name(manager, step))
-            write_whole(folder / SIZES, json.dumps(file_sizes(folder)))
+            write_text(folder / SIZES, json.dumps(file_sizes(folder)), sync=True)
 
 
 def restore(
@@ -249,7 +256,7 @@ def restore(
         DamagedCheckpointError: if it cannot be read.
     """
     host, name = read_host(manager, step), _name(manager, step)
-    if config is not None and "config" in host:
+    if config is not None and host["config"]:
         try:
             require_trusted("it", host["config"], with_own((), config))
             begun = read_config(host["config"])
@@ -269,8 +276,9 @@ def restore(
     # a population has more axes, and members that stopped early at bad numbers
     alone = isinstance(state, TrainState) and state.num_updates.ndim == 0
     if alone and int(state.num_updates) != step:
-        words = f"it contains the state after {int(state.num_updates)} updates"
-        raise DamagedCheckpointError(f"{name} is damaged: {words}")
+        raise DamagedCheckpointError(
+            f"{name} is damaged: it contains the state after {int(state.num_updates)} updates"
+        )
     return state, host
 
 
@@ -297,19 +305,12 @@ def read_host(manager: ocp.CheckpointManager, step: int) -> HostData:
     stored = _read(manager, step, host=ocp.args.JsonRestore())["host"]
     if not isinstance(stored, Mapping):
         raise DamagedCheckpointError(f"{name} is damaged: host/metadata is not a mapping")
-    new = {field: value for field, value in _DEFAULTS.items() if field not in stored}
-    host: dict[str, Any] = {**stored, **new}
-    score, size, updates = host["best_score"], host["metrics_size"], host["best_updates"]
-    valid = {
-        "metrics_size": type(size) is int and size >= 0,
-        "best_score": score is None or type(score) in (int, float),
-        "best_updates": updates is None or type(updates) is int,
-        "deterministic": isinstance(host["deterministic"], bool),
-        "config": isinstance(host.get("config", {}), Mapping),
-    }
-    for field in (field for field in valid if not valid[field]):
-        words = f"host/metadata contains {field} = {host[field]!r}"
-        raise DamagedCheckpointError(f"{name} is damaged: {words}")
+    host: dict[str, Any] = {**_DEFAULTS, **stored}
+    for field, is_valid in _VALID.items():
+        if not is_valid(host[field]):
+            raise DamagedCheckpointError(
+                f"{name} is damaged: host/metadata contains {field} = {host[field]!r}"
+            )
     return cast(HostData, host)
 
 
@@ -323,8 +324,10 @@ def _read(
     try:
         return manager.restore(step, args=ocp.args.Composite(**items))
     except Exception as error:  # of any type, from the threads of orbax and tensorstore
-        words = "is damaged, or from another configuration or wdjax version"
-        raise DamagedCheckpointError(f"{_name(manager, step)} {words}: {reason(error)}") from error
+        raise DamagedCheckpointError(
+            f"{_name(manager, step)} is damaged, or from another configuration or wdjax version: "
+            f"{reason(error)}"
+        ) from error
 
 
 def restore_newest(
@@ -355,12 +358,16 @@ def restore_newest(
             damaged[step] = error
             continue
         for other, damage in damaged.items():
-            renamed = f"Renamed to {set_aside(manager, other).name}"
-            say(f"Warning: {damage}. {renamed}, resuming from {step} updates.")
+            say(
+                f"Warning: {damage}. Renamed to {set_aside(manager, other).name}, "
+                f"resuming from {step} updates."
+            )
         return step, *found
     for newest in damaged.values():
-        rest = f"Move {manager.directory} away and use --resume to restart."
-        raise DamagedCheckpointError(f"{newest}. No older one is readable. {rest}") from newest
+        raise DamagedCheckpointError(
+            f"{newest}. No older one is readable. "
+            f"Move {manager.directory} away and use --resume to restart."
+        ) from newest
     return None
 
 

@@ -54,8 +54,8 @@ def require_sizes(folder: Path, name: str) -> None:
         expected = read_json(file)
     except ValueError as error:
         raise DamagedCheckpointError(f"{name} is damaged: {SIZES} is not valid JSON") from error
-    sizes = expected.values() if isinstance(expected, Mapping) else [None]
-    if any(type(size) is not int for size in sizes):
+    is_mapping = isinstance(expected, Mapping)
+    if not (is_mapping and all(type(size) is int for size in expected.values())):
         raise DamagedCheckpointError(f"{name} is damaged: {SIZES} does not contain file sizes")
     found = file_sizes(folder)
     for path, size in expected.items():
@@ -66,7 +66,8 @@ def require_sizes(folder: Path, name: str) -> None:
 
 def file_sizes(folder: Path) -> dict[str, int]:
     """Return the size in bytes of each file of a checkpoint, by its path in the folder."""
-    ours = (SIZES, ".wdjax-")
-    files = (path for path in folder.rglob("*") if path.is_file())
-    kept = (path for path in files if not path.name.startswith(ours))
-    return {str(path.relative_to(folder)): path.stat().st_size for path in kept}
+    return {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith((SIZES, ".wdjax-"))
+    }

@@ -5,7 +5,7 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,8 @@ def prepare_folder(workdir: Path, config: TrainConfig, resume: bool) -> None:
         OSError: as `make_folder`, or if another process is training in the folder.
     """
     file = workdir / CONFIG
-    collides = config.evaluates and EVALUATED in config.policies and not file.exists()
     require(
-        not collides,
+        file.exists() or not (config.evaluates and EVALUATED in config.policies),
         "policies",
         EVALUATED,
         f"another name, as {EVALUATED}/... are the metrics of evaluations",
@@ -180,8 +179,9 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file atomically: after a crash, it has its old or its new content."""
+def write_yaml(file: Path, values: Mapping[str, object]) -> None:
+    """Write a YAML file atomically: after a crash, it has its old or its new content."""
+    text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
     write_text(file, text, sync=True)
 
 
@@ -207,8 +207,8 @@ def require_own_run(workdir: Path, config: TrainConfig, trust: Collection[str]) 
         ValueError: if another configuration or other settings of jax started the run, or the folder
             is not shared by all processes.
     """
-    shared = (workdir / CONFIG).exists()
-    require(shared, "workdir", str(workdir), "a folder that all processes share")
+    exists = (workdir / CONFIG).exists()
+    require(exists, "workdir", str(workdir), "a folder that all processes share")
     begun, run = load_run_config(workdir, trust), f"the run in {workdir}"
     require_same_run(begun, config, f"{run} was started with")
     require_same_switches(read_made_with(workdir), run)
@@ -217,8 +217,9 @@ def require_own_run(workdir: Path, config: TrainConfig, trust: Collection[str]) 
 
 def with_size_of(old: TrainConfig, new: TrainConfig) -> TrainConfig:
     """Return the new configuration, with the chunk size of the old one unless it has one."""
-    updates = new.updates_per_chunk or old.updates_per_chunk
-    return dataclasses.replace(new, updates_per_chunk=updates)
+    return dataclasses.replace(
+        new, updates_per_chunk=new.updates_per_chunk or old.updates_per_chunk
+    )
 
 
 def run_config(
@@ -276,16 +277,10 @@ def without_version(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in (VERSION, MADE_WITH)}
 
 
-def dump_config(config: TrainConfig) -> str:
-    """Return a configuration as YAML for `load_config`, with the policies in order."""
-    return yaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
-
-
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Write config.yaml of a run, with the versions and the device of this process."""
-    head = {VERSION: __version__, MADE_WITH: made_with()}
-    text = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    write_whole(folder / CONFIG, text + dump_config(config))
+    values = {VERSION: __version__, MADE_WITH: made_with(), **plain_config(config)}
+    write_yaml(folder / CONFIG, values)
 
 
 def read_made_with(run_folder: Path) -> object:
@@ -295,16 +290,14 @@ def read_made_with(run_folder: Path) -> object:
 
 def made_with() -> dict[str, object]:
     """Return the versions, the device and the settings that affect the numbers of a run."""
-    names = ("jax", "jaxlib", "flax", "optax", "numpy")
-    libraries = {name: importlib.metadata.version(name) for name in names}
     device = jax.devices()[0]
     cpu = f"CPU ({platform.machine()}, {os.cpu_count()} cores)"
-    kind = cpu if device.platform == "cpu" else device.device_kind
+    libraries = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {
         "python": platform.python_version(),
-        **libraries,
+        **{name: importlib.metadata.version(name) for name in libraries},
         "system": platform.system(),
-        "device": kind,
+        "device": cpu if device.platform == "cpu" else device.device_kind,
         **switches(),
     }
 

@@ -64,8 +64,7 @@ def as_stored(tree: PyTree, target: TrainState, name: str, may_lack_hypers: bool
             f"{name} is damaged, or from another configuration or wdjax version{code}: {other[0]} "
             f"{difference} ({len(other)} differences)"
         )
-    dropped = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
-    stored = [own[place] if place in own else dropped(leaf) for place, leaf in held]
+    stored = [own.get(place, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)) for place, leaf in held]
     return jax.tree.unflatten(jax.tree.structure(tree), stored)
 
 
@@ -80,8 +79,7 @@ def as_state(stored: PyTree, target: TrainState, config: TrainConfig | None) -> 
     found = by_place(stored)
     moved = {renamed(place): leaf for place, leaf in found.items() if renamed(place) != place}
     # `moved` last: an option of 0.2 with the name of a hyperparameter of all policies wins
-    leaves = found | moved
-    places = by_place(target)
+    leaves, places = found | moved, by_place(target)
     missing = places.keys() - leaves.keys()
     if config is not None and missing:
         leaves |= configured_hypers(config, places, missing)
@@ -93,8 +91,7 @@ def configured_hypers(
 ) -> dict[str, jax.Array]:
     """Return the configured values of the `missing` hyperparameters, placed as in `target`."""
     values = by_place({"hypers": run_hypers(in_env_steps(config, config.total_env_steps))})
-
-    def place(at: str) -> jax.Array:
-        return jax.device_put(jnp.broadcast_to(values[at], target[at].shape), target[at].sharding)
-
-    return {at: place(at) for at in missing}
+    return {
+        at: jax.device_put(jnp.broadcast_to(values[at], target[at].shape), target[at].sharding)
+        for at in missing
+    }

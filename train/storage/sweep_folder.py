@@ -16,7 +16,7 @@ from wdjax.train.storage.folder import (
     hold_folder,
     make_folder,
     plain_config,
-    write_whole,
+    write_yaml,
     writing,
 )
 from wdjax.train.storage.switches import KEYS, require_same_switches, switch_warnings, switches
@@ -51,10 +51,10 @@ def hold_sweep(
             say(warning)
     else:
         with writing(workdir):
-            write_whole(file, yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True))
+            write_yaml(file, asked)
     with hold_folder(workdir, SWEEP):
         if not (workdir / SWITCHES).exists():
-            write_whole(workdir / SWITCHES, yaml.safe_dump(switches(), sort_keys=False))
+            write_yaml(workdir / SWITCHES, switches())
         yield
 
 

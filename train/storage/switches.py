@@ -5,21 +5,39 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
+from wdjax.kernels.backend import on_cpu
+
 KEYS = "jax_default_prng_impl"  # type of random keys, without which a checkpoint cannot be read
 # settings that must not change in a run
 REQUIRED = (KEYS, "jax_threefry_partitionable", "jax_enable_x64")
 _ROUNDING = "jax_default_matmul_precision"
-_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
-# stored in each checkpoint and compared there
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+FLAG = "--xla_gpu_deterministic_ops=true"  # of --deterministic, stored as "deterministic"
+
+
+def make_deterministic() -> None:
+    """Restrict XLA to deterministic operations, which can be slower.
+
+    On CPUs, training is always deterministic. XLA reads this setting once: call this function
+    before the first jax computation of the process.
+    """
+    if not is_deterministic():
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
+
+
+def is_deterministic() -> bool:
+    """Return whether XLA uses deterministic operations (`make_deterministic` or XLA_FLAGS)."""
+    return FLAG in os.environ.get("XLA_FLAGS", "").split()
 
 
 def switches() -> dict[str, object]:
     """Return name -> value of the settings in this process, for YAML."""
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag != DETERMINISTIC]
-    tf32 = os.environ.get("NVIDIA_TF32_OVERRIDE", "")
-    of_jax = {name: getattr(jax.config, name) for name in (*REQUIRED, _ROUNDING)}
-    return {**of_jax, "XLA_FLAGS": " ".join(sorted(flags)), "NVIDIA_TF32_OVERRIDE": tf32}
+    flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag != FLAG)
+    return {
+        **{name: getattr(jax.config, name) for name in (*REQUIRED, _ROUNDING)},
+        "XLA_FLAGS": " ".join(flags),
+        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
+        "deterministic": is_deterministic(),
+    }
 
 
 def require_same_switches(stored: object, what: str, names: Sequence[str] = REQUIRED) -> None:
@@ -39,15 +57,16 @@ def require_same_switches(stored: object, what: str, names: Sequence[str] = REQU
 
 def switch_warnings(stored: object) -> list[str]:
     """Return a warning for every setting that changes rounding and differs from the stored one."""
-    changed = _changed(stored, (_ROUNDING, *_VARIABLES))
+    names = [_ROUNDING, "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE"] + ["deterministic"] * (not on_cpu())
     return [
         f"Warning: {name} = {new!r}, was {old!r}: "
         "results are not bit-identical to an uninterrupted run"
-        for name, old, new in changed
+        for name, old, new in _changed(stored, names)
     ]
 
 
 def _changed(stored: object, names: Sequence[str]) -> list[tuple[str, object, object]]:
     here, old = switches(), stored if isinstance(stored, Mapping) else {}
-    changed = (name for name in names if name in old and old[name] != here[name])
-    return [(name, old[name], here[name]) for name in changed]
+    return [
+        (name, old[name], here[name]) for name in names if old.get(name, here[name]) != here[name]
+    ]

@@ -5,19 +5,13 @@ import os
 import subprocess
 import sys
 
-import jax
 import pytest
+import yaml
 from tiny_runs import small_config
 
-from wdjax.train import Trainer
-from wdjax.train import trainer as trainer_module
-from wdjax.train.host import start
-from wdjax.train.host.determinism import (
-    FLAG,
-    forgets_determinism,
-    is_deterministic,
-    make_deterministic,
-)
+from wdjax.train import Trainer, make_deterministic
+from wdjax.train.storage import switches
+from wdjax.train.storage.switches import FLAG, is_deterministic
 
 # XLA dumps its options with every program
 COMMAND = """
@@ -54,23 +48,27 @@ def test_flag_is_added_once_to_other_flags(monkeypatch):
 
 
 @pytest.mark.slow
-def test_resuming_without_the_flag_warns(tmp_path, monkeypatch, capsys):
+def test_resuming_without_the_flag_warns_on_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
     config = small_config(total_env_steps=128, best_metric="none")
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "is_deterministic", lambda: True)
-        Trainer(config, tmp_path, quiet=True).train()
-    Trainer(config, tmp_path, resume=True).train()
-    assert "--deterministic" not in capsys.readouterr().out  # a CPU is always deterministic
-    monkeypatch.setattr(start, "forgets_determinism", lambda before: before)
-    Trainer(dataclasses.replace(config, total_env_steps=256), tmp_path, resume=True).train()
-    assert "this run used --deterministic" in " ".join(capsys.readouterr().out.split())
+    Trainer(config, tmp_path, quiet=True).train()
+    for on_cpu, updates in ((True, 2), (False, 3)):  # a CPU is always deterministic
+        monkeypatch.setattr(switches, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        content = yaml.safe_load((tmp_path / "config.yaml").read_text())
+        content["made_with"]["deterministic"] = True
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        longer = dataclasses.replace(config, total_env_steps=updates * 128)
+        Trainer(longer, tmp_path, resume=True).train()
+        output = " ".join(capsys.readouterr().out.split())
+        assert ("Warning: deterministic = False, was True" in output) == (not on_cpu)
 
 
 def test_warning_is_limited_to_gpus_without_the_flag(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert forgets_determinism(True)
-    assert not forgets_determinism(False)
     monkeypatch.setenv("XLA_FLAGS", FLAG)
-    assert not forgets_determinism(True)
+    stored = switches.switches()
+    assert switches.switch_warnings(stored) == []
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert switches.switch_warnings(stored) == []
+    monkeypatch.setattr(switches, "on_cpu", lambda: False)
+    (warning,) = switches.switch_warnings(stored)
+    assert warning.startswith("Warning: deterministic = False, was True: ")

@@ -53,7 +53,6 @@ def test_checkpoint_contains_the_state_of_the_host(whole_run):
     assert host["metrics_size"] == len(b"".join(lines[:4]))
     assert host["config"] == plain_config(small_config(**KEPT))
     assert host["best_score"] is None
-    assert host["deterministic"] is False
 
 
 @pytest.mark.parametrize("sizes", [pytest.param(True, marks=pytest.mark.slow), False])

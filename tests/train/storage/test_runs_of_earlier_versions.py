@@ -26,7 +26,7 @@ from wdjax.train import (
 )
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, restore, save
-from wdjax.train.storage.folder import dump_config, load_run_config
+from wdjax.train.storage.folder import load_run_config, plain_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 
@@ -110,10 +110,10 @@ def test_a_saved_run_continues_with_the_same_numbers(saved, name, tmp_path, monk
 
 def test_its_config_yaml_is_written_flat(run):
     policy, expected = RUNS[run.name]
-    written = yaml.safe_load(dump_config(load_run_config(run)))["policies"][policy]
+    written = plain_config(load_run_config(run))["policies"][policy]
     assert not {"ddpg", "options"} & written.keys()
     assert {name: written[name] for name in expected} == expected
-    assert load_config(yaml.safe_load(dump_config(load_run_config(run)))) == load_run_config(run)
+    assert load_config(plain_config(load_run_config(run))) == load_run_config(run)
 
 
 # --- the leaves of hyperparameters ---
