@@ -18,16 +18,11 @@ from setuptools.command.build_py import build_py
 NOT_INSTALLED = {
     "wdjax.experiments.benchmarks": (
         "agreement",
+        "alternate",
         "card",
-        "devices",
-        "growth",
         "kernel_cases",
         "memory",
         "overrides",
-        "peer_programs",
-        "peers",
-        "purejaxrl",
-        "warp_drive",
     ),
     "wdjax.experiments.reference": ("__main__", "rerun", "rows"),
 }

@@ -159,16 +159,11 @@ assert set(learner.config.policies) == {"tagger", "runner"}
 NOT_INSTALLED = {
     "experiments/benchmarks": (
         "agreement",
+        "alternate",
         "card",
-        "devices",
-        "growth",
         "kernel_cases",
         "memory",
         "overrides",
-        "peer_programs",
-        "peers",
-        "purejaxrl",
-        "warp_drive",
     ),
     "experiments/reference": ("__main__", "rerun", "rows"),
 }
