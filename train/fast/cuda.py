@@ -15,7 +15,7 @@ from flax import struct
 from wdjax.kernels.support import decide, why_not_lowered
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel
-from wdjax.train.kernels.gradient import gradient_kernel
+from wdjax.train.kernels.gradient import gradient_kernel, prepare
 from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import (
     Tower,
@@ -204,16 +204,9 @@ def kernel_gradient(
     """
     params, back = jax.vjp(lambda params: named(state.replace(params=params)).params, state.params)
     state = named(state).replace(params=params)
-    kernel = gradient_kernel if policy.engine.shape.is_narrow else wide_gradient
-    action = batch.action.reshape(batch.valid.shape[0], -1)
-    grads, sums = kernel(
-        policy.engine.shape,
-        state.params,
-        inputs_of(policy, state, batch.obs),
-        action,
-        rows_of(batch),
-        loss,
-        policy.options(hypers),
-        interpret,
-    )
+    shape, inputs = policy.engine.shape, inputs_of(policy, state, batch.obs)
+    options = policy.options(hypers)
+    task, data = prepare(shape, inputs, batch.action, rows_of(batch), loss, options, interpret)
+    kernel = gradient_kernel if shape.is_narrow else wide_gradient
+    grads, sums = kernel(task, data, state.params)
     return back(grads)[0], sums

@@ -4,7 +4,6 @@ A program computes the whole network for a block of rows; hidden layers stay in 
 """
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from wdjax.train.kernels.layers import (
     Shape,
     Span,
     Tower,
+    TowerRefs,
     chunk_of,
     column,
     component_columns,
@@ -54,28 +54,35 @@ def act_kernel(
     """
     num_rows, components = uniform.shape
     rows = min(ROWS if num_rows > FEW else FEW_ROWS, padded(num_rows))
-    outputs = [jax.ShapeDtypeStruct((num_rows * components,), jnp.int32)]
-    outputs += [jax.ShapeDtypeStruct((num_rows,), jnp.float32)] * (1 + with_log_prob)
+    number = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
+    outputs = (
+        jax.ShapeDtypeStruct((num_rows * components,), jnp.int32),
+        number,
+        number if with_log_prob else None,
+    )
     kernel = functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows)
     grid = (pallas.cdiv(num_rows, rows),)
-    action, value, *log_prob = pallas.call(
-        kernel, "act", outputs, grid, WARPS, stages=2, interpret=interpret
-    )(inputs.reshape(-1), uniform.reshape(-1), *jax.tree.leaves(towers))
-    return action.reshape(num_rows, components), value, log_prob[0] if log_prob else None
+    call = pallas.call(kernel, "act", outputs, grid, WARPS, stages=2, interpret=interpret)
+    action, value, log_prob = call(inputs.reshape(-1), uniform.reshape(-1), towers)
+    return action.reshape(num_rows, components), value, log_prob
 
 
 def _kernel(
-    inputs_ref: Ref, uniform_ref: Ref, *refs: Ref, shape: Shape, num_rows: int, rows: int
+    inputs_ref: Ref,
+    uniform_ref: Ref,
+    towers: tuple[TowerRefs, ...],
+    action_ref: Ref,
+    value_ref: Ref,
+    log_prob_ref: Ref | None,
+    *,
+    shape: Shape,
+    num_rows: int,
+    rows: int,
 ) -> None:
-    layers = len(shape.widths) - 1
-    num_weights = 2 * layers * (1 if shape.shared else 2)
-    weights, (action_ref, value_ref, *log_prob_ref) = refs[:num_weights], refs[num_weights:]
     row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     row = jnp.minimum(row, num_rows - 1)  # surplus lanes repeat the last row and its writes
-    outputs = run_tower(inputs_ref, row, weights[: 2 * layers], shape)
-    value = column(outputs, shape.num_outputs)
-    if not shape.shared:
-        value = column(run_tower(inputs_ref, row, weights[2 * layers :], shape), 0)
+    outputs, *values = (run_tower(inputs_ref, row, tower, shape) for tower in towers)
+    value = column(values[0], 0) if values else column(outputs, shape.num_outputs)
     actions = []
     for i, (first, size) in enumerate(shape.components):
         draw = pallas.load(uniform_ref.at[row * len(shape.sizes) + i])
@@ -83,8 +90,8 @@ def _kernel(
         pallas.store(action_ref.at[row * len(shape.sizes) + i], action)
         actions.append(action)
     pallas.store(value_ref.at[row], value)
-    if log_prob_ref:
-        pallas.store(log_prob_ref[0].at[row], log_prob_and_entropy(outputs, actions, shape)[0])
+    if log_prob_ref is not None:
+        pallas.store(log_prob_ref.at[row], log_prob_and_entropy(outputs, actions, shape)[0])
 
 
 def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax.Array:
@@ -105,27 +112,27 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
     return jnp.min(jnp.where(above, columns - first, size - 1), axis=1)
 
 
-def run_tower(inputs_ref: Ref, row: jax.Array, refs: Sequence[Ref], shape: Shape) -> jax.Array:
+def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -> jax.Array:
     """Return the outputs [B, columns] of a tower; the first two layers are computed in chunks.
 
     Args:
         inputs_ref: flat inputs of all rows.
         row: [B] int32, the rows of the program.
-        refs: matrix and bias of each layer.
+        tower: `transposed`.
         shape: static sizes of the policy.
     """
-    inputs = load_inputs(inputs_ref, row, shape)
-    chunk = chunk_of(shape)
+    first, (second_ref, second_bias_ref), *others = tower
+    inputs, chunk = load_inputs(inputs_ref, row, shape), chunk_of(shape)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        return sums + product(
-            first_layer(inputs, refs, units, shape), refs[2][:, units].T, shape.dtype
-        )
+        features = first_layer(inputs, first, units, shape)
+        return sums + product(features, second_ref[:, units].T, shape.dtype)
 
-    zeros = jnp.zeros((row.shape[0], refs[2].shape[0]), jnp.float32)
-    outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros) + refs[3][...][None, :]
-    for kernel_ref, bias_ref in zip(refs[4::2], refs[5::2], strict=True):
+    zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
+    outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
+    outputs += second_bias_ref[...][None, :]
+    for kernel_ref, bias_ref in others:
         outputs = ACTIVATIONS[shape.activation](outputs)
         outputs = product(outputs, kernel_ref[...].T, shape.dtype) + bias_ref[...][None, :]
     return outputs
@@ -140,12 +147,13 @@ def load_inputs(inputs_ref: Ref, row: jax.Array, shape: Shape) -> list[jax.Array
 
 
 def first_layer(
-    inputs: list[jax.Array], refs: Sequence[Ref], units: Span, shape: Shape
+    inputs: list[jax.Array], layer: tuple[Ref, Ref], units: Span, shape: Shape
 ) -> jax.Array:
     """Return some units of the first hidden layer, [B, chunk]."""
-    sums = refs[1][units][None, :]
+    kernel_ref, bias_ref = layer
+    sums = bias_ref[units][None, :]
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
-        sums = sums + product(piece, refs[0][units, first : first + width].T, shape.dtype)
+        sums += product(piece, kernel_ref[units, first : first + width].T, shape.dtype)
     return ACTIVATIONS[shape.activation](sums)
 
 

@@ -23,7 +23,8 @@ The inputs have an additional column of ones, which makes the first bias a row o
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +44,9 @@ from wdjax.train.kernels.layers import (
     product,
     towers_of,
 )
-from wdjax.train.kernels.loss import Options, study
+from wdjax.train.kernels.loss import Options, Study, study
 from wdjax.train.state.aliases import Params
-from wdjax.train.state.engine import BatchRows, Loss
+from wdjax.train.state.engine import BatchRows, Loss, Means
 from wdjax.train.state.rows import Evaluation
 
 ROWS = 64  # rows of a block
@@ -54,6 +55,9 @@ WARPS = 4
 HALF, MAX_HALF = "float16", 65504.0
 TINY = 1e-30  # smallest divisor of gradients, if no row is valid
 BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
+
+Data: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, BatchRows]
+"""(flat inputs, flat actions, hyperparameters, other fields of the rows) in memory"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,43 +69,42 @@ class Task:
     """loss of a batch, such as `PPO.loss`, which the kernels trace"""
     options: Options
     """options of the algorithm; traced fields that the loss reads are replaced"""
-    row_names: list[str]
-    hyper_names: list[str]
-    term_names: list[str]
-    """names of the terms that `loss_sums` returns, sorted like the leaves of a dict"""
-    of_value: frozenset[str]
-    """names of the terms that a separate tower of the value computes"""
+    study: Study
     interpret: bool
+
+    def options_of(self, hypers_ref: Ref) -> Options:
+        """Load the traced options that the loss reads."""
+        read = {name: hypers_ref[i] for i, name in enumerate(self.study.read)}
+        return dataclasses.replace(self.options, **read)
 
     def loss_sums(
         self,
         outputs: jax.Array,
         actions: list[jax.Array],
-        row: dict[str, jax.Array],
+        row: BatchRows,
         part: str,
-        hypers: Mapping[str, jax.Array],
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        options: Options,
+    ) -> tuple[jax.Array, Means]:
         """Return (sum of the loss over the valid rows of a block, its terms, [B] each).
 
         Terms are 0 in other rows. For a tower of the policy or of the value only, the terms of the
         other one are constants without meaning.
         """
         value = (
-            row["value"]
+            row.value
             if part == POLICY
             else column(outputs, self.shape.num_outputs if part == BOTH else 0)
         )
         if part == VALUE:
-            log_prob, entropy = row.get("log_prob", jnp.zeros_like(value)), jnp.zeros_like(value)
+            entropy = jnp.zeros_like(value)
+            log_prob = entropy if row.log_prob is None else row.log_prob
         else:
             log_prob, entropy = log_prob_and_entropy(outputs, actions, self.shape)
 
-        def of_rows(terms: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            return {name: jnp.where(row["valid"], values, 0.0) for name, values in terms.items()}
+        def of_rows(terms: Means) -> Means:
+            return {name: jnp.where(row.valid, values, 0.0) for name, values in terms.items()}
 
-        options = dataclasses.replace(self.options, **hypers)
-        new, batch = Evaluation(log_prob, entropy, value), BatchRows(**row)  # type: ignore[arg-type]  # no `extra`
-        loss, found = self.loss(new, batch, options, of_rows)
+        loss, found = self.loss(Evaluation(log_prob, entropy, value), row, options, of_rows)
         return jnp.sum(loss), found
 
 
@@ -109,75 +112,66 @@ def prepare(
     shape: Shape,
     inputs: jax.Array,
     action: jax.Array,
-    row: Mapping[str, jax.Array],
+    row: BatchRows,
     loss: Loss,
     options: Options,
-    interpret: bool,
-) -> tuple[Task, tuple[jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
-    """Return (task, (flat inputs, flat actions, hyperparameters), other fields of the rows)."""
-    read, terms, of_value, *_ = study(loss, options, row)
-    numbers = jnp.stack(
-        [jnp.float32(getattr(options, name)) for name in read] or [jnp.float32(0.0)]
-    )
-    data = inputs.reshape(-1), action.reshape(-1), numbers
-    row = {**row, "valid": row["valid"].astype(jnp.int8)}
-    static = dataclasses.replace(options, **dict.fromkeys(read, 0.0))
-    return Task(shape, loss, static, list(row), read, terms, of_value, interpret), data, row
+    interpret: bool = False,
+) -> tuple[Task, Data]:
+    """Return the static part of the kernels of a gradient and the data that they read.
+
+    Args:
+        shape: static sizes of the policy.
+        inputs: [R, num_inputs] float32, flattened observations.
+        action: [R, ...] int32, the components of each action.
+        row: [R] float32 each, `valid` bool.
+        loss: loss of a batch, such as `PPO.loss`.
+        options: options of the algorithm, with traced fields as scalars.
+        interpret: run step by step in XLA on any device, for tests.
+    """
+    found = study(loss, options, row)
+    numbers = [jnp.float32(getattr(options, name)) for name in found.read]
+    static = dataclasses.replace(options, **dict.fromkeys(found.read, 0.0))
+    row = row.replace(valid=row.valid.astype(jnp.int8))
+    data = inputs.reshape(-1), action.reshape(-1), jnp.stack(numbers or [jnp.float32(0.0)]), row
+    return Task(shape, loss, static, found, interpret), data
 
 
 def load_block(
-    row_refs: Mapping[str, Ref],
+    row_refs: BatchRows,
     action_ref: Ref,
     start: jax.Array,
     rows: int,
     num_rows: int,
     shape: Shape,
-) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
+) -> tuple[jax.Array, list[jax.Array], BatchRows]:
     """Return (indices, actions by component, row) of a block; surplus lanes are invalid."""
     place = start + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     index = jnp.minimum(place, num_rows - 1)
     components = len(shape.sizes)
     actions = [pallas.load(action_ref.at[index * components + i]) for i in range(components)]
-    row = {name: pallas.load(ref.at[index]) for name, ref in row_refs.items()}
-    return index, actions, {**row, "valid": (row["valid"] > 0) & (place < num_rows)}
+    row = jax.tree.map(lambda ref: pallas.load(ref.at[index]), row_refs)
+    return index, actions, row.replace(valid=(row.valid > 0) & (place < num_rows))
 
 
-def gradient_kernel(
-    shape: Shape,
-    params: Params,
-    inputs: jax.Array,
-    action: jax.Array,
-    row: Mapping[str, jax.Array],
-    loss: Loss,
-    options: Options,
-    interpret: bool = False,
-) -> tuple[Params, dict[str, jax.Array]]:
+def gradient_kernel(task: Task, data: Data, params: Params) -> tuple[Params, Means]:
     """Return (gradients of the loss summed over valid rows, sums of its terms).
 
     Args:
-        shape: static sizes of the policy.
-        params: parameters of its actor-critic network.
-        inputs: [R, num_inputs] float32, flattened observations.
-        action: [R, components] int32.
-        row: {name: [R] float32}, including "value", and "valid", bool.
-        loss: loss of a batch, such as `PPO.loss`.
-        options: options of the algorithm, with traced fields as scalars.
-        interpret: run step by step in XLA on any device, for tests.
+        task: from `prepare`.
+        data: from `prepare`.
+        params: parameters of an actor-critic network.
     """
     towers, back = jax.vjp(
-        lambda params: [joined(tower, shape) for tower in towers_of(params, shape)], params
+        lambda params: [joined(tower, task.shape) for tower in towers_of(params, task.shape)],
+        params,
     )
-    task, data, fields = prepare(shape, inputs, action, row, loss, options, interpret)
-    run = functools.partial(_tower_gradient, task, data, fields)
-    if shape.shared:
-        grad, sums = run(towers[0], BOTH)
+    if task.shape.shared:
+        grad, sums = _tower_gradient(task, data, towers[0], BOTH)
         return back([grad])[0], sums
-    policy_grad, sums = run(towers[0], POLICY)
-    value_grad, own = run(towers[1], VALUE)
-    return back([policy_grad, value_grad])[0], {
-        **sums,
-        **{name: own[name] for name in task.of_value},
-    }
+    policy_grad, sums = _tower_gradient(task, data, towers[0], POLICY)
+    value_grad, of_value = _tower_gradient(task, data, towers[1], VALUE)
+    sums |= {name: of_value[name] for name in task.study.of_value}
+    return back([policy_grad, value_grad])[0], sums
 
 
 def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
@@ -188,13 +182,9 @@ def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
 
 
 def _tower_gradient(
-    task: Task,
-    data: tuple[jax.Array, ...],
-    row: Mapping[str, jax.Array],
-    tower: tuple[jax.Array, Tower],
-    part: str,
-) -> tuple[tuple[jax.Array, Tower], dict[str, jax.Array]]:
-    num_rows = row["valid"].shape[0]
+    task: Task, data: Data, tower: tuple[jax.Array, Tower], part: str
+) -> tuple[tuple[jax.Array, Tower], Means]:
+    num_rows = len(data[-1].valid)
     rows = min(ROWS, padded(num_rows))
     blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # per program
     programs = pallas.cdiv(num_rows, rows * blocks)
@@ -202,17 +192,16 @@ def _tower_gradient(
     weights, tree = jax.tree.flatten(
         (first, tuple((kernel.astype(dtype), bias) for kernel, bias in others))
     )
-    sizes = [jax.ShapeDtypeStruct((programs, *weight.shape), jnp.float32) for weight in weights]
+    shapes = *(weight.shape for weight in weights), (padded(len(task.study.terms)),)
+    *grads, sums = [jax.ShapeDtypeStruct((programs, *shape), jnp.float32) for shape in shapes]
     kernel = functools.partial(
         _kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks
     )
-    written = [*sizes, jax.ShapeDtypeStruct((programs, padded(len(task.term_names))), jnp.float32)]
     run = pallas.call(
-        kernel, "gradient", written, (programs,), WARPS, stages=1, interpret=task.interpret
+        kernel, "gradient", (grads, sums), (programs,), WARPS, stages=1, interpret=task.interpret
     )
-    *grads, sums = run(*data, *row.values(), *weights)
-    total = jax.tree.unflatten(tree, [jnp.sum(grad, axis=0) for grad in grads])
-    return total, dict(zip(task.term_names, jnp.sum(sums, axis=0), strict=False))
+    grads, sums = jax.tree.map(lambda numbers: jnp.sum(numbers, axis=0), run(*data, weights))
+    return jax.tree.unflatten(tree, grads), dict(zip(task.study.terms, sums, strict=False))
 
 
 # Inside a kernel
@@ -222,17 +211,18 @@ def _kernel(
     inputs_ref: Ref,
     action_ref: Ref,
     hypers_ref: Ref,
-    *refs: Ref,
+    row_refs: BatchRows,
+    weight_refs: list[Ref],
+    grad_refs: list[Ref],
+    sums_ref: Ref,
+    *,
     task: Task,
     part: str,
     num_rows: int,
     rows: int,
     blocks: int,
 ) -> None:
-    shape, row_refs = task.shape, dict(zip(task.row_names, refs, strict=False))
-    refs = refs[len(task.row_names) :]
-    weight_refs, grad_refs, sums_ref = refs[: len(refs) // 2], refs[len(refs) // 2 : -1], refs[-1]
-    hypers = {name: hypers_ref[i] for i, name in enumerate(task.hyper_names)}
+    shape, options = task.shape, task.options_of(hypers_ref)
     program, scaled = pallas.program_id(), dtype_of(shape) == HALF
 
     def add(i: jax.Array, carry: tuple) -> tuple:
@@ -243,11 +233,8 @@ def _kernel(
         columns = jax.lax.broadcasted_iota(jnp.int32, inputs.shape, 1)
         inputs = jnp.where(columns == shape.num_inputs, 1.0, inputs)
         outputs, features, backs = forward(weight_refs, inputs, task)
-
-        def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return task.loss_sums(outputs, actions, row, part, hypers)
-
-        gradient, found = jax.grad(loss, has_aux=True)(outputs)
+        gradient_of = jax.grad(task.loss_sums, has_aux=True)
+        gradient, found = gradient_of(outputs, actions, row, part, options)
         grads, sums, top = carry
         if scaled:  # divided by the running maximum; infinity becomes NaN
             larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))

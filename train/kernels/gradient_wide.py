@@ -7,28 +7,27 @@ x^T dh_1, h_1^T dh_2 and h_2^T do. Intermediate arrays have the compute dtype an
 """
 
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.train.kernels.act import first_layer, load_inputs, pieces
-from wdjax.train.kernels.gradient import BOTH, Task, load_block, prepare
+from wdjax.train.kernels.gradient import BOTH, Data, Task, load_block
 from wdjax.train.kernels.layers import (
     ACTIVATIONS,
     SLOPES,
     Ref,
     Shape,
     Tower,
+    TowerRefs,
     chunk_of,
     product,
     towers_of,
     transposed,
 )
-from wdjax.train.kernels.loss import Options
 from wdjax.train.state.aliases import Params
-from wdjax.train.state.engine import Loss
+from wdjax.train.state.engine import BatchRows, Means
 
 ROWS = 128  # rows of a program
 WARPS = 8
@@ -38,52 +37,35 @@ Sums = tuple[Tower, jax.Array]
 """(gradients of a tower, sums of the terms of a loss)"""
 
 
-def wide_gradient(
-    shape: Shape,
-    params: Params,
-    inputs: jax.Array,
-    action: jax.Array,
-    row: Mapping[str, jax.Array],
-    loss: Loss,
-    options: Options,
-    interpret: bool = False,
-) -> tuple[Params, dict[str, jax.Array]]:
+def wide_gradient(task: Task, data: Data, params: Params) -> tuple[Params, Means]:
     """Return gradients and sums as `gradient_kernel`, for two hidden layers of up to MAX_WIDTH."""
-    num_rows = row["valid"].shape[0]
-    (tower,), back = jax.vjp(lambda params: towers_of(params, shape), params)
-    task, data, fields = prepare(shape, inputs, action, row, loss, options, interpret)
+    num_rows = len(data[-1].valid)
+    (tower,), back = jax.vjp(lambda params: towers_of(params, task.shape), params)
     size = min(CHUNK_ROWS, pallas.cdiv(num_rows, ROWS) * ROWS)
 
     def step(sums: Sums, start: jax.Array) -> tuple[Sums, None]:
         # as data: policies with different numbers of rows compile one kernel
         part = jnp.stack([start, jnp.int32(num_rows)])
-        return jax.tree.map(jnp.add, sums, _chunk(task, part, data, fields, tower, size)), None
+        return jax.tree.map(jnp.add, sums, _chunk(task, part, data, tower, size)), None
 
     starts = jnp.arange(pallas.cdiv(num_rows, size), dtype=jnp.int32) * size
-    zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(task.term_names))
+    zeros = jax.tree.map(jnp.zeros_like, tower), jnp.zeros(len(task.study.terms))
     (grads, sums), _ = jax.lax.scan(step, zeros, starts)
-    return back((grads,))[0], dict(zip(task.term_names, sums, strict=True))
+    return back((grads,))[0], dict(zip(task.study.terms, sums, strict=True))
 
 
-def _chunk(
-    task: Task,
-    part: jax.Array,
-    data: tuple[jax.Array, ...],
-    row: Mapping[str, jax.Array],
-    tower: Tower,
-    size: int,
-) -> Sums:
+def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> Sums:
     """Return (gradients of the tower, sums of terms) of `size` rows.
 
     Args:
         task: static part of the kernels.
         part: [2] int32, the first of these rows, and the number of all rows.
         data: from `prepare`.
-        row: fields of all rows, from `prepare`.
         tower: matrix and bias of each layer.
         size: number of rows.
     """
     shape, dtype, blocks = task.shape, jnp.dtype(task.shape.dtype), size // ROWS
+    *numbers, row = data
     w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
@@ -99,10 +81,10 @@ def _chunk(
             written(w2.shape[1]),
             written(w3.shape[1]),
             partial(w3.shape[1]),
-            partial(len(task.term_names)),
+            partial(len(task.study.terms)),
         ],
         name="wide_forward",
-    )(part, *data, *jax.tree.leaves(transposed((tower,), shape)), *row.values())
+    )(part, *numbers, *transposed((tower,), shape), row)
     dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape),
         out_shape=[
@@ -125,38 +107,44 @@ def _chunk(
 
 
 def _forward(
-    part_ref: Ref, inputs_ref: Ref, action_ref: Ref, hypers_ref: Ref, *refs: Ref, task: Task
+    part_ref: Ref,
+    inputs_ref: Ref,
+    action_ref: Ref,
+    hypers_ref: Ref,
+    tower: TowerRefs,
+    row_refs: BatchRows,
+    x_ref: Ref,
+    h1_ref: Ref,
+    h2_ref: Ref,
+    do_ref: Ref,
+    db3_ref: Ref,
+    sums_ref: Ref,
+    *,
+    task: Task,
 ) -> None:
-    shape, weights = task.shape, refs[:6]
-    row_refs = dict(zip(task.row_names, refs[6:-6], strict=True))
-    x_ref, h1_ref, h2_ref, do_ref, db3_ref, sums_ref = refs[-6:]
-    program = pallas.program_id()
+    shape, program = task.shape, pallas.program_id()
+    first, (w2_ref, b2_ref), (w3_ref, b3_ref) = tower
     index, actions, row = load_block(
         row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape
     )
     own = pallas.span(program * ROWS, ROWS)
     inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
-    for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
-        x_ref[own, first : first + width] = piece
+    for piece, (start, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
+        x_ref[own, start : start + width] = piece
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        features = first_layer(inputs, weights, units, shape).astype(h1_ref.dtype)
+        features = first_layer(inputs, first, units, shape).astype(h1_ref.dtype)
         h1_ref[own, units] = features
-        return sums + product(features, weights[2][:, units].T, shape.dtype)
+        return sums + product(features, w2_ref[:, units].T, shape.dtype)
 
-    width = h2_ref.shape[1]
-    zeros = jnp.zeros((ROWS, width), jnp.float32)
-    h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // chunk, add, zeros) + weights[3][...][None, :]
+    zeros = jnp.zeros((ROWS, h2_ref.shape[1]), jnp.float32)
+    h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // chunk, add, zeros) + b2_ref[...][None, :]
     h2 = ACTIVATIONS[shape.activation](h2)
     h2_ref[own, :] = h2.astype(h2_ref.dtype)
-    outputs = product(h2, weights[4][...].T, shape.dtype) + weights[5][...][None, :]
-    hypers = {name: hypers_ref[i] for i, name in enumerate(task.hyper_names)}
-
-    def loss(outputs: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return task.loss_sums(outputs, actions, row, BOTH, hypers)
-
-    do, sums = jax.grad(loss, has_aux=True)(outputs)
+    outputs = product(h2, w3_ref[...].T, shape.dtype) + b3_ref[...][None, :]
+    gradient_of = jax.grad(task.loss_sums, has_aux=True)
+    do, sums = gradient_of(outputs, actions, row, BOTH, task.options_of(hypers_ref))
     do_ref[own, :] = do.astype(do_ref.dtype)
     db3_ref[program, :] = jnp.sum(do, axis=0)
     for i, values in enumerate(jax.tree.leaves(sums)):

@@ -45,6 +45,8 @@ Tower = tuple[tuple[jax.Array, jax.Array], ...]
 """(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
 Ref: TypeAlias = Any
 """reference to an array in the memory of a kernel; Pallas has no public type for it"""
+TowerRefs: TypeAlias = tuple[tuple[Ref, Ref], ...]
+"""a `Tower` in the memory of a kernel"""
 Span: TypeAlias = Any
 """range of indices in a kernel, see `pallas.span`"""
 

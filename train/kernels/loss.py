@@ -1,7 +1,6 @@
 """Analysis of loss(new, batch, options, mean) -> (loss, means), such as `PPO.loss`, for kernels."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import chex
@@ -11,16 +10,16 @@ from jax.interpreters import partial_eval as pe
 
 from wdjax.checks import require
 from wdjax.train.config.facts import is_traced
-from wdjax.train.state.engine import ROW_FIELDS, BatchRows, ExtraProbe, Loss, combine
+from wdjax.train.state.engine import ROW_FIELDS, BatchRows, ExtraProbe, Loss, Means, combine
 from wdjax.train.state.rows import Evaluation
 
 Options: TypeAlias = Any
 """options of an algorithm, an instance of its dataclass `Options`"""
 
 
-def rows_of(batch: object) -> dict[str, jax.Array]:
-    """Return the numbers per transition that a batch contains."""
-    return {name: getattr(batch, name) for name in ROW_FIELDS if getattr(batch, name) is not None}
+def rows_of(batch: object) -> BatchRows:
+    """Return the numbers per transition that a batch contains, without `extra`."""
+    return BatchRows(**{name: getattr(batch, name) for name in ROW_FIELDS})
 
 
 class _Recorder:
@@ -47,30 +46,24 @@ class Study(NamedTuple):
     extra: list[str]  # names that it reads from `extra` of the evaluation and the batch
 
 
-def study(
-    loss: Loss, options: Options, rows: Mapping[str, jax.Array | jax.ShapeDtypeStruct]
-) -> Study:
+def study(loss: Loss, options: Options, rows: BatchRows) -> Study:
     """Trace a loss on one transition."""
     recorder, one, extra = _Recorder(options), jnp.zeros(1), ExtraProbe()
-    fields = {name: jnp.zeros(1, values.dtype) for name, values in rows.items()}
-    probe = BatchRows(**fields, extra=extra)
+    probe = jax.tree.map(lambda values: jnp.zeros(1, values.dtype), rows).replace(extra=extra)
 
-    def traced(*new: jax.Array) -> dict[str, chex.ArrayTree]:
-        def each(new: tuple[jax.Array, ...]) -> tuple[jax.Array, Mapping[str, jax.Array]]:
-            log_prob, entropy, value = new
-            evaluation = Evaluation(log_prob, entropy, value, extra)
-            return loss(evaluation, probe, recorder, lambda terms: terms)
+    def loss_of(new: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, Means]:
+        total, terms = loss(Evaluation(*new, extra), probe, recorder, lambda terms: terms)
+        return jnp.sum(total), terms
 
-        slopes, terms = jax.grad(lambda new: (jnp.sum(each(new)[0]), each(new)[1]), has_aux=True)(
-            new
-        )
+    def traced(new: tuple[jax.Array, jax.Array, jax.Array]) -> dict[str, chex.ArrayTree]:
+        slopes, terms = jax.grad(loss_of, has_aux=True)(new)
         return {
             "the gradient in the policy": slopes[:2],
             "the gradient in the value": slopes[2],
             "terms": terms,
         }
 
-    closed, shapes = jax.make_jaxpr(traced, return_shape=True)(one, one, one)
+    closed, shapes = jax.make_jaxpr(traced, return_shape=True)((one, one, one))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     places = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
     needs = {}
@@ -134,8 +127,8 @@ def is_linear(loss: Loss, options: Options) -> bool:
 
     Sums over minibatches and devices require it.
     """
-    number, flag = jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.bool_)
-    terms = study(loss, options, {**dict.fromkeys(ROW_FIELDS, number), "valid": flag}).terms
+    one = jnp.zeros(1)
+    terms = study(loss, options, BatchRows(one, one, one, one, one > 0)).terms
     traced = {
         field.name: jnp.float32(0.5) for field in dataclasses.fields(options) if is_traced(field)
     }

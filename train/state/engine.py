@@ -32,11 +32,11 @@ Evaluate: TypeAlias = Callable[[Policy, PolicyState, Any], Any]
 class BatchRows(struct.PyTreeNode):
     """The fields of a batch that a loss may read, [B] each: one number per transition."""
 
-    log_prob: jax.Array | None = None
-    value: jax.Array | None = None
-    advantage: jax.Array | None = None
-    target: jax.Array | None = None
-    valid: jax.Array | None = None
+    log_prob: jax.Array | None
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    valid: jax.Array
     extra: dict[str, jax.Array] = struct.field(default_factory=dict)  # not in kernels
 
 

@@ -13,10 +13,10 @@ from wdjax.train.algorithms.fit import Batch
 from wdjax.train.fast.choose import policy_engine
 from wdjax.train.fast.cuda import ByKernel, draw_by_kernel, kernel_gradient
 from wdjax.train.kernels.act import choose, pieces
-from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel
+from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel, prepare
 from wdjax.train.kernels.layers import Shape, reaches, towers_of, transposed
 from wdjax.train.networks.distributions import Categorical
-from wdjax.train.state.engine import Engine
+from wdjax.train.state.engine import BatchRows, Engine
 from wdjax.train.state.state import current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -154,8 +154,9 @@ def small_case(num_rows, seed=0):
 
 @jax.jit
 def by_kernel(params, inputs, action, row):
-    loss = A2C().loss
-    return gradient_kernel(SMALL, params, inputs, action, row, loss, OPTIONS, interpret=True)
+    rows = BatchRows(None, **row)
+    task, data = prepare(SMALL, inputs, action, rows, A2C().loss, OPTIONS, interpret=True)
+    return gradient_kernel(task, data, params)
 
 
 @jax.jit

@@ -15,13 +15,14 @@ from wdjax.train.algorithms.ddpg import DDPG
 from wdjax.train.algorithms.fit import Batch
 from wdjax.train.fast.cuda import kernel_gradient
 from wdjax.train.kernels.loss import is_custom, is_linear, study
-from wdjax.train.state.engine import ROW_FIELDS, Engine
+from wdjax.train.state.engine import BatchRows, Engine
 from wdjax.train.state.state import current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 AGENT = "policies.agent"
-ROWS = {name: jnp.zeros(1, bool if name == "valid" else jnp.float32) for name in ROW_FIELDS}
+ONE = jnp.zeros(1)
+ROWS = BatchRows(ONE, ONE, ONE, ONE, ONE > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def test_study_of_ppo():
 
 def test_study_of_a2c():
     """It reads no clipping range, and no log-probability of the policy that acted."""
-    rows = {name: values for name, values in ROWS.items() if name != "log_prob"}
+    rows = ROWS.replace(log_prob=None)
     found = study(A2C().loss, A2C.Options(normalize_advantage=True), rows)
     assert found.read == ["value_coefficient", "entropy_coefficient"]
     assert found.terms == ["entropy", "normalized_advantage_mean", "policy_loss", "value_loss"]
