@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         preset_path,
         save_run,
     )
-    from wdjax.train.networks.draws import sample_blocks
+    from wdjax.train.networks.distributions import sample_blocks
     from wdjax.train.networks.encoders import register_encoder
     from wdjax.train.networks.memories import register_memory
     from wdjax.train.population.population import Population

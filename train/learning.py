@@ -53,8 +53,8 @@ if TYPE_CHECKING:
         Distribution,
         Gaussian,
         make_distribution,
+        sample_blocks,
     )
-    from wdjax.train.networks.draws import sample_blocks
     from wdjax.train.networks.encoders import FlatEncoder, encode, encoded_size, make_encoder
     from wdjax.train.networks.memories import RecurrentMemory
     from wdjax.train.networks.values import ValueNetwork

@@ -5,7 +5,7 @@ return it, and `space.single` is the space of one of them.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
@@ -313,9 +313,14 @@ def space_rows(space: Space, name: str = "") -> Iterator[tuple[str, str]]:
     yield name, f"{type(space).__name__}{list(space.shape)} {values}"
 
 
-def sample_shapes(space: Any) -> Any:
-    """Return the shapes and dtypes of a sample, without creating an array on a device."""
-    return jax.eval_shape(lambda: space.sample(jax.random.key(0)))
+def sample_shapes(space: Any, axes: Sequence[Any] = ()) -> Any:
+    """Return the shapes [*axes, *shape] and dtypes of samples, without an array on a device."""
+    return with_axes(jax.eval_shape(lambda: space.sample(jax.random.key(0))), axes)
+
+
+def with_axes(tree: Any, axes: Sequence[Any] = ()) -> Any:
+    """Return the shapes and dtypes of a pytree of arrays, with leading axes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype), tree)
 
 
 def require_structure(name: str, value: Any, space: Any, axes: tuple[int, ...] = ()) -> None:

@@ -20,11 +20,8 @@ def require_sequences(policy: Policy, state: PolicyState) -> None:
         state: shapes of its state.
     """
     carry = jax.eval_shape(lambda: policy.algorithm.init_carry(policy, 3))
-    axes, part = (
-        (3, policy.assignment.num_agents),
-        sample_shapes(policy.assignment.observation_space),
-    )
-    obs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype), part)
+    axes = (3, policy.assignment.num_agents)
+    obs = sample_shapes(policy.assignment.observation_space, axes)
 
     def unroll(state: PolicyState, obs: Observation, carry: Carry) -> tuple[jax.Array, jax.Array]:
         steps = jax.tree.map(lambda leaf: jnp.stack([leaf[:, 0], leaf[:, 0]]), obs)

@@ -23,6 +23,7 @@ import numpy as np
 
 from wdjax.checks import require, require_integer, require_key, require_known
 from wdjax.env import Env
+from wdjax.spaces import with_axes
 from wdjax.train.evaluation.episodes import Episodes, evaluation_metrics
 from wdjax.train.evaluation.players import (
     Candidate,
@@ -104,7 +105,7 @@ def lower_evaluation(
 
     It can be compiled in the background and passed to `begin_evaluation`.
     """
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+    like = with_axes(like)
     game = make_game(learner.setup, like, *choose_players(learner, like))
     key = jax.eval_shape(lambda: jax.random.key(0))
     return play_episodes.lower(game, key, num_episodes, greedy, MAX_STEPS)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.files import new_file
-from wdjax.spaces import sample_shapes
+from wdjax.spaces import sample_shapes, with_axes
 from wdjax.train.evaluation.trained import TrainedPolicy
 from wdjax.train.state.aliases import Carry, Observation
 from wdjax.train.storage.leaves import by_place
@@ -43,14 +43,10 @@ def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path
         raise ImportError('wdjax export needs flatbuffers: pip install "wdjax[export]"') from error
     folder, name = Path(folder), policy.actor.policy.name
     folder.mkdir(parents=True, exist_ok=True)
-    (batch,) = jax.export.symbolic_shape("batch")
-
-    def rows(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((batch, *leaf.shape), leaf.dtype)
-
-    obs = jax.tree.map(rows, sample_shapes(policy.observation_space))
-    memory = jax.tree.map(rows, jax.eval_shape(policy.init_memory))
-    key, greedy = jax.ShapeDtypeStruct((batch, 2), jnp.uint32), jax.ShapeDtypeStruct((), bool)
+    rows = jax.export.symbolic_shape("batch")
+    obs = sample_shapes(policy.observation_space, rows)
+    memory = with_axes(jax.eval_shape(policy.init_memory), rows)
+    key, greedy = jax.ShapeDtypeStruct((*rows, 2), jnp.uint32), jax.ShapeDtypeStruct((), bool)
     act = jax.jit(jax.vmap(functools.partial(_act_on, policy), (0, 0, 0, None)))
     exported = jax.export.export(act, platforms=PLATFORMS)(obs, memory, key, greedy)
     function, arrays = folder / f"{name}.stablehlo", folder / f"{name}.npz"

@@ -20,6 +20,7 @@ from flax import struct
 
 from wdjax.checks import one_line, require_integer
 from wdjax.files import new_file
+from wdjax.spaces import with_axes
 from wdjax.train.evaluation.evaluate import choose_players
 from wdjax.train.evaluation.players import Game, Player, make_game, play_step, roles_of
 from wdjax.train.learner.init import host_key
@@ -121,7 +122,7 @@ def record_episode(
 
 def compile_recording(learner: Learner, like: TrainState) -> jax.stages.Compiled:
     """Compile `record_episode` with default arguments, from the shapes of a state."""
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+    like = with_axes(like)
     _, chosen = choose_players(learner, like)
     game = make_game(learner.setup, like, [[player] for player in chosen], chosen)
     key = jax.eval_shape(lambda: jax.random.key(0))

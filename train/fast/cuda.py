@@ -27,8 +27,7 @@ from wdjax.train.kernels.layers import (
 )
 from wdjax.train.kernels.loss import is_custom, rows_of, study
 from wdjax.train.kernels.rollout import WHOLE, play_replicas, why_by_scan
-from wdjax.train.networks.distributions import Categorical
-from wdjax.train.networks.draws import draw_uniform
+from wdjax.train.networks.distributions import Categorical, draw_uniform
 from wdjax.train.state.aliases import Carry, Fields, Observation, Params
 from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
 from wdjax.train.state.flat import named

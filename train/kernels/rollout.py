@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.train.kernels.layers import why_unused
-from wdjax.train.networks.draws import draws_by_uniform
-from wdjax.train.rollout.step import Draft, StepInputs, advance, choose_actions
+from wdjax.train.networks.distributions import draws_by_uniform
+from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
 from wdjax.train.state.aliases import ActingState, Fields, Observation
 from wdjax.train.state.hypers import Hypers

@@ -22,8 +22,8 @@ from wdjax.train.fast.choose import engine_class, policy_engine
 from wdjax.train.kernels.loss import is_custom, require_valid
 from wdjax.train.learner.validate import validate
 from wdjax.train.networks.actor_critic import has_memory, without_mask
-from wdjax.train.networks.encoders import check_encoder, encoder_class
-from wdjax.train.networks.memories import check_memory
+from wdjax.train.networks.checks import check_encoder, check_memory
+from wdjax.train.networks.encoders import encoder_class
 from wdjax.train.state.agents import building_config
 from wdjax.train.state.algorithm import Algorithm
 from wdjax.train.state.context import Context

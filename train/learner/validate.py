@@ -12,7 +12,8 @@ from wdjax.spaces import LARGEST, Dict, Space
 from wdjax.train.config.env_params import make_env
 from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule
 from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
-from wdjax.train.networks.encoders import MASK, check_options, encoder_class, require_layout
+from wdjax.train.networks.checks import check_options, require_layout
+from wdjax.train.networks.encoders import MASK, encoder_class
 from wdjax.train.networks.memories import memory_class
 from wdjax.train.rollout.opponents import RANDOM, pool_of
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes

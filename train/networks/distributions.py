@@ -5,6 +5,7 @@ receives `to_space` of them, which differs only for squashed distributions.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import ClassVar, Protocol
@@ -13,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.overrides import overridden
 from wdjax.spaces import Box, Discrete, MultiDiscrete, Space
+from wdjax.train.devices.blocks import draw_blocks
 
 
 class Distribution(Protocol):
@@ -346,3 +349,36 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
                 math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist())
             )
     raise TypeError(f"action space {space}: must be Discrete, MultiDiscrete or Box")
+
+
+def sample_blocks(distribution: Distribution, keys: jax.Array, outputs: jax.Array) -> jax.Array:
+    """Sample actions, each block of replicas with its own key.
+
+    Args:
+        distribution: parametrized by `outputs`.
+        keys: [B] keys, or the uniform numbers from `draw_uniform`.
+        outputs: [N, n, K] network outputs.
+
+    Returns:
+        Actions [N, n, ...].
+    """
+    if isinstance(distribution, Categorical) and keys.dtype == jnp.float32:
+        return distribution.choose(keys, outputs)
+    blocks = outputs.reshape(keys.shape[0], -1, *outputs.shape[1:])
+    actions = jax.vmap(distribution.sample)(keys, blocks)
+    return actions.reshape(outputs.shape[0], *actions.shape[2:])
+
+
+def draws_by_uniform(distribution: Distribution) -> bool:
+    """Return whether `choose` returns the actions of `sample` from uniform numbers."""
+    return isinstance(distribution, Categorical) and not overridden(
+        distribution, Categorical, ["sample"]
+    )
+
+
+def draw_uniform(
+    distribution: Categorical, keys: jax.Array, num_envs: int, num_agents: int
+) -> jax.Array:
+    """Draw the numbers in [0, 1) for `sample_blocks`, [N, n, components], from [B] keys."""
+    draw = functools.partial(jax.random.uniform, dtype=jnp.float32)
+    return draw_blocks(draw, keys, (num_envs, num_agents, len(distribution.sizes)))

@@ -9,9 +9,7 @@ A preset names an encoder in ENCODERS or "package.module:Class", and its options
 `Encoder` documents the interface; experiments/examples/own_network.py trains a custom encoder.
 """
 
-import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -19,11 +17,9 @@ from typing import Protocol
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from wdjax.checks import require, require_integer, require_known
-from wdjax.env import Env, layout_of
 from wdjax.named import find_named, import_named
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
 from wdjax.train.config.reading import register
@@ -335,135 +331,6 @@ def make_encoder(observation_space: Space, config: NetworkConfig, rngs: nnx.Rngs
         rngs: random numbers for the parameters.
     """
     return encoder_class(config.encoder)(observation_space, **config.encoder_options, rngs=rngs)
-
-
-def check_options(path: str, config: NetworkConfig) -> None:
-    """Raise ValueError for an unknown encoder or option.
-
-    Args:
-        path: name of the network, "policies.runner.network".
-        config: its configuration.
-    """
-    parameters = _parameters(config, f"{path}.encoder")
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    known = set(list(parameters)[2:]) - {"rngs"}  # without self and the space
-    for name in config.encoder_options:
-        require_known(f"option in {path}.encoder_options of {config.encoder!r}", name, known)
-
-
-def with_layout(config: NetworkConfig, layout: Split | None) -> NetworkConfig:
-    """Return the configuration with `layout` as the option `split`, if the encoder requires it.
-
-    Args:
-        config: configuration of a network.
-        layout: the environment's `split_observation`, or None.
-    """
-    if layout is None or _missing_split(config) is None:
-        return config
-    return dataclasses.replace(config, encoder_options={**config.encoder_options, "split": layout})
-
-
-def require_layout(path: str, config: NetworkConfig, env: Env) -> None:
-    """Raise ValueError if the encoder requires `split`, and neither options nor `env` define it."""
-    asked = _missing_split(config)
-    if asked is not None and asked.default is asked.empty and layout_of(env) is None:
-        raise ValueError(
-            f"{path}.encoder = {config.encoder!r}: {type(env).__name__} does not define how to "
-            "split observations into agents. Add a method split_observation, or name a function "
-            "as encoder_options.split."
-        )
-
-
-def _parameters(
-    config: NetworkConfig, field: str = "network.encoder"
-) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of an encoder's `__init__`, including self."""
-    encoder = encoder_class(config.encoder, field)
-    return inspect.signature(encoder.__init__).parameters  # type: ignore[misc]  # of a class
-
-
-def _missing_split(config: NetworkConfig) -> inspect.Parameter | None:
-    """Return the parameter `split` of an encoder, if neither an option nor a default sets it."""
-    split = _parameters(config).get("split")
-    named = config.encoder_options.get("split") is not None
-    return None if split is None or named or split.default not in (split.empty, None) else split
-
-
-def check_encoder(
-    path: str, config: NetworkConfig, observation_space: Space, layout: Split | None = None
-) -> int:
-    """Return the width of an encoder's output. Only shapes are computed.
-
-    Args:
-        path: name of the network, "policies.runner.network".
-        config: its configuration.
-        observation_space: space of one agent, without the action mask.
-        layout: the environment's `split_observation`, or None.
-
-    Raises:
-        TypeError: if the encoder breaks a rule of `Encoder`.
-    """
-    what = f"{path}.encoder {config.encoder!r}"
-
-    def build() -> Encoder:
-        try:
-            encoder = make_encoder(
-                observation_space, with_layout(config, layout), nnx.Rngs(jax.random.key(0))
-            )
-        except Exception as error:  # user code may raise any exception
-            raise TypeError(
-                f"{what} with encoder_options {config.encoder_options}: {error}"
-            ) from error
-        require_params(what, encoder)  # type: ignore[arg-type]  # its class is an nnx.Module
-        return encoder
-
-    encoder = nnx.eval_shape(build)
-    width = getattr(encoder, "num_features", None)
-    if isinstance(width, bool) or not isinstance(width, int):
-        raise TypeError(
-            f"{what}: must set num_features, the width of its output, to a whole number, "
-            f"not {width!r}"
-        )
-    graphdef, state = nnx.split(encoder)
-    for leading in ((4,), (2, 3)):
-
-        def with_axes(
-            leaf: jax.ShapeDtypeStruct, axes: tuple[int, ...] = leading
-        ) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
-
-        obs = jax.tree.map(with_axes, sample_shapes(observation_space))
-        try:
-            features = jax.eval_shape(
-                lambda state, obs: nnx.merge(graphdef, state)(obs), state, obs
-            )
-        except Exception as error:
-            raise TypeError(
-                f"{what}: must accept any leading axes, but fails for {leading}: {error}"
-            ) from error
-        returned = getattr(features, "shape", type(features).__name__)
-        if returned != (*leading, width):
-            raise TypeError(
-                f"{what}: returns {returned} for observations with leading axes {leading}; "
-                f"must return {(*leading, width)}, with num_features = {width} last"
-            )
-    return width
-
-
-def require_params(what: str, module: nnx.Module) -> None:
-    """Raise TypeError for a module with variables or arrays that are not nnx.Param."""
-    kept = {place: type(variable) for place, variable in nnx.to_flat_state(nnx.state(module))}
-    for place, part in nnx.iter_modules(module):  # under a trace, the state has no bare arrays
-        arrays = [k for k, value in vars(part).items() if isinstance(value, jax.Array | np.ndarray)]
-        kept |= {(*place, name): jax.Array for name in arrays}
-    for place, kind in kept.items():
-        if not issubclass(kind, nnx.Param):
-            raise TypeError(
-                f"{what}: {'.'.join(map(str, place))} is of type {kind.__name__}; only nnx.Param "
-                "is stored and trained. Remove running statistics and dropout; make a constant "
-                "a tuple, or build it in __call__."
-            )
 
 
 def encode(space: Space, obs: chex.ArrayTree) -> jax.Array:

@@ -8,7 +8,7 @@ A preset names a memory in MEMORIES or "package.module:Class", and its width:
 `RecurrentMemory` documents the interface.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import chex
 import jax
@@ -17,7 +17,7 @@ from flax import nnx
 
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
-from wdjax.train.networks.encoders import module_class, require_module, require_params
+from wdjax.train.networks.encoders import module_class, require_module
 from wdjax.train.networks.linear import orthogonal, product
 
 
@@ -245,74 +245,3 @@ def make_memory(
     """Return a new memory of `recurrent_size` units, see `RecurrentMemory`."""
     memory = memory_class(config.memory)
     return memory(in_features, config.recurrent_size, kernel_init=kernel_init, rngs=rngs)
-
-
-def check_memory(path: str, config: NetworkConfig, in_features: int) -> RecurrentMemory | None:
-    """Return the memory of a network as shapes and dtypes, None for a feed-forward network.
-
-    Args:
-        path: name of the network, "policies.runner.network".
-        config: its configuration.
-        in_features: width of the features before the memory.
-
-    Raises:
-        TypeError: if the memory breaks a rule of `RecurrentMemory`. Only shapes are computed.
-    """
-    if not config.recurrent_size:
-        return None
-    what = f"{path}.memory {config.memory!r}"
-
-    def build() -> RecurrentMemory:
-        rngs = nnx.Rngs(jax.random.key(0))
-        memory = make_memory(in_features, config, nnx.initializers.zeros_init(), rngs)
-        require_params(what, memory)
-        return memory
-
-    try:
-        memory = nnx.eval_shape(build)
-        for call, returned, wanted in _shapes_of_calls(memory, in_features, config.recurrent_size):
-            if returned != wanted:
-                raise TypeError(f"{call} returns {returned}; must return {wanted}")
-    except Exception as error:  # user code may raise any exception
-        raise TypeError(str(error) if what in str(error) else f"{what}: {error}") from error
-    return memory
-
-
-def _shapes_of_calls(
-    memory: RecurrentMemory, in_features: int, size: int
-) -> Iterator[tuple[str, chex.ArrayTree, chex.ArrayTree]]:
-    """Yield (call, returned, wanted) for the methods of a memory, pytrees of "dtype[shape]"."""
-    graphdef, params = nnx.split(memory)
-
-    def of(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    def described(shapes: chex.ArrayTree) -> chex.ArrayTree:
-        return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", shapes)
-
-    def empty(*shape: int) -> chex.ArrayTree:
-        try:
-            return jax.eval_shape(lambda: memory.empty(shape))
-        except Exception as error:
-            raise TypeError(f"empty({shape}), which may not use parameters: {error}") from error
-
-    def shapes(method: str, *inputs: chex.ArrayTree) -> chex.ArrayTree:
-        def call(params: nnx.State, *inputs: chex.ArrayTree) -> chex.ArrayTree:
-            return getattr(nnx.merge(graphdef, params), method)(*inputs)
-
-        return jax.eval_shape(call, params, *inputs)
-
-    for axes in ((4,), (2, 3)):
-        carry, x = empty(*axes), of(*axes, in_features)
-        wanted = jax.tree.map(
-            lambda leaf, axes=axes: of(*axes, *leaf.shape, dtype=leaf.dtype), empty()
-        )
-        yield f"empty({axes})", described(carry), described(wanted)
-        after = shapes("__call__", carry, x)
-        yield (
-            f"a step with leading axes {axes}",
-            described(after),
-            described((carry, of(*axes, size))),
-        )
-    features = shapes("unroll", empty(3), of(5, 3, in_features), of(5, 3, dtype="bool"))
-    yield "unroll of 5 steps of 3 sequences", described(features), described(of(5, 3, size))

@@ -19,7 +19,8 @@ from wdjax.env import SINGLE_AGENT, Env, layout_of
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.networks.actor_critic import split_mask, without_mask
-from wdjax.train.networks.encoders import AGENT_TYPE, MASK, with_layout
+from wdjax.train.networks.checks import with_layout
+from wdjax.train.networks.encoders import AGENT_TYPE, MASK
 from wdjax.train.state.aliases import EnvParams, Observation
 
 # group, group[index], group[start:stop], group[*]

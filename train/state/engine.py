@@ -12,8 +12,12 @@ import optax
 from flax import struct
 
 from wdjax.train.devices.collectives import total
-from wdjax.train.networks.distributions import Categorical
-from wdjax.train.networks.draws import draw_uniform, draws_by_uniform, sample_blocks
+from wdjax.train.networks.distributions import (
+    Categorical,
+    draw_uniform,
+    draws_by_uniform,
+    sample_blocks,
+)
 from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, Params, PyTree
 from wdjax.train.state.flat import flatten, named
 from wdjax.train.state.hypers import Hypers

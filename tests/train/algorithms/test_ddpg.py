@@ -24,8 +24,7 @@ from wdjax.train.algorithms.ddpg import actor_of, require_bounded_box
 from wdjax.train.devices.blocks import step_keys
 from wdjax.train.learning import DDPG
 from wdjax.train.networks.deterministic import FINAL_SCALE, from_box, to_box
-from wdjax.train.rollout.scan import rollout
-from wdjax.train.rollout.step import StepInputs, play_step
+from wdjax.train.rollout.scan import StepInputs, play_step, rollout
 from wdjax.train.state.state import current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -28,8 +28,7 @@ from wdjax.train import (
 from wdjax.train.fast.cuda import Cuda
 from wdjax.train.kernels import layers, rollout
 from wdjax.train.networks.actor_critic import MLP, ActorCritic
-from wdjax.train.networks.distributions import Categorical
-from wdjax.train.networks.draws import draws_by_uniform
+from wdjax.train.networks.distributions import Categorical, draws_by_uniform
 from wdjax.train.networks.encoders import FlatEncoder
 from wdjax.train.state.policy import Policy
 

@@ -15,6 +15,7 @@ from wdjax import Box, Dict, Discrete
 from wdjax.envs.tag.continuous import split_observation
 from wdjax.train import NetworkConfig, PolicyConfig, make_learner
 from wdjax.train.networks import encoders
+from wdjax.train.networks.checks import check_encoder, check_options
 from wdjax.train.networks.encoders import (
     ENCODERS,
     POOLS,
@@ -22,8 +23,6 @@ from wdjax.train.networks.encoders import (
     DeepSets,
     Fourier,
     SetParts,
-    check_encoder,
-    check_options,
     encoder_class,
     register_encoder,
 )

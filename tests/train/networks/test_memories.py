@@ -24,10 +24,10 @@ from wdjax.train import (
 from wdjax.train.config.trust import UntrustedModuleError, require_trusted
 from wdjax.train.evaluation.export import export_policy
 from wdjax.train.networks import memories
+from wdjax.train.networks.checks import check_memory
 from wdjax.train.networks.memories import (
     MEMORIES,
     RecurrentMemory,
-    check_memory,
     make_memory,
     memory_class,
 )
