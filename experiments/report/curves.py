@@ -115,7 +115,7 @@ def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | 
         number += style == "-"
         if curve is not None:
             color = OF_POLICIES.get(name.removesuffix(", evaluated"), LINES[number % len(LINES)])
-            band |= _draw_curve(axes, name, curve, color, style)
+            band |= draw_curve(axes, tail(name), curve, color, style)
     if not axes.lines:
         return None
     if band:
@@ -135,7 +135,7 @@ def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | 
     return as_svg(figure)
 
 
-def _draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -> bool:
+def draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -> bool:
     """Draw a line and its band. Return whether the band exists."""
     seeds = f" ({curve.seeds} seeds)" if curve.seeds > 1 else ""
     known = ~np.isnan(curve.middle)
@@ -143,7 +143,7 @@ def _draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) -
     faint = 1.0 if style == "-" else 0.7
     axes.plot(
         curve.steps[known], curve.middle[known], style,
-        label=as_label(f"{tail(name)}{seeds}".strip()), color=color,
+        label=as_label(f"{name}{seeds}".strip()), color=color,
         alpha=faint, markersize=4,
     )  # fmt: skip
     axes.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)

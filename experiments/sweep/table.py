@@ -1,5 +1,6 @@
 """Results of a sweep: a table as CSV and JSON lines, and learning curves."""
 
+import collections
 import csv
 import io
 import json
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from wdjax.drawing.figures import as_label, count_env_steps, write_figure
+from wdjax.drawing.figures import count_env_steps, write_figure
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
-from wdjax.experiments.sweep.members import Member, Point, Row
+from wdjax.experiments.report.curves import draw_curve, pooled
+from wdjax.experiments.sweep.members import Member, Row
 from wdjax.files import write_text
 from wdjax.train import read_metrics
 
@@ -64,10 +66,8 @@ def write_table(workdir: Path, table: Sequence[Row]) -> None:
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
     for row in table:
-        nested = {
-            name: value for name, value in row.items() if isinstance(value, dict | list | tuple)
-        }
-        writer.writerow(row | {name: json.dumps(value) for name, value in nested.items()})
+        nested = {n: json.dumps(v) for n, v in row.items() if isinstance(v, dict | list | tuple)}
+        writer.writerow(row | nested)
     write_text(workdir / "table.csv", text.getvalue(), sync=True)
     lines = "".join(json.dumps(row) + "\n" for row in table)
     write_text(workdir / "table.jsonl", lines, sync=True)
@@ -124,27 +124,6 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     return printed
 
 
-def curves_by_point(
-    members: Sequence[Member], rows: Sequence[Row], metric: str
-) -> list[tuple[Point, np.ndarray, np.ndarray]]:
-    """Return (values, env steps [K], metric [seeds, K]) of every point.
-
-    Seeds without any number are omitted, and so are env steps at which another seed has none.
-    """
-    values = {(row["member"], row["env_steps"]): row.get(metric) for row in rows}
-    curves = []
-    for point in dict.fromkeys(member.point for member in members):
-        own = [member for member in members if member.point == point]
-        numbers = {member.number for member in own}
-        if steps := sorted({step for number, step in values if number in numbers}):
-            lists = [[values.get((member.number, step)) for step in steps] for member in own]
-            found = np.array(lists, float)
-            found = found[~np.isnan(found).all(axis=1)]
-            known = ~np.isnan(found).any(axis=0)
-            curves.append((own[0].values, np.array(steps)[known], found[:, known]))
-    return curves
-
-
 def draw_curves(
     path: Path, members: Sequence[Member], rows: Sequence[Row], metrics: Sequence[str], title: str
 ) -> Path | None:
@@ -157,38 +136,36 @@ def draw_curves(
     """
     from matplotlib.figure import Figure
 
-    panels = [(metric, curves_by_point(members, rows, metric)) for metric in metrics]
-    if not panels or not panels[0][1]:
+    of_member, runs = collections.defaultdict(list), collections.defaultdict(list)
+    for row in rows:
+        of_member[row["member"]].append(row)
+    for own in members:
+        runs[own.point].append(of_member[own.number])
+    panels = []
+    for metric in metrics:
+        curves = {point: pooled(own, metric) for point, own in runs.items()}
+        panels.append({point: curve for point, curve in curves.items() if curve is not None})
+    ends = {point: curve.middle[-1] for point, curve in panels[0].items()}
+    best = sorted(ends, key=lambda point: ends[point], reverse=True)[:MOST_CURVES]
+    if not best:
         return None
-    shown, held, names = best_points(panels[0][1]), len(panels[0][1]), varied_fields(members)
+    names = varied_fields(members)
+    words = {own.point: point_words(own.values, names) for own in members}
     figure = Figure(figsize=(8, 1 + 4 * len(panels)), layout="constrained")
-    figure.suptitle(title if len(shown) == held else f"{title} (best {len(shown)} of {held})")
+    few = f" (best {len(best)} of {len(ends)})" if len(best) < len(ends) else ""
+    figure.suptitle(f"{title}{few}")
     all_axes = np.ravel(figure.subplots(len(panels), 1))
-    for axes, (metric, curves) in zip(all_axes, panels, strict=True):
-        seeds = max(len(curves[place][2]) for place in shown)
-        for place in shown:
-            values, steps, found = curves[place]
-            intervals = np.array([interval_of_mean(numbers) for numbers in found.T])
-            mean, low, high = intervals.reshape(-1, 3).T
-            fewer = f" ({len(found)} seeds)" if len(found) < seeds else ""
-            label = as_label(f"{point_words(values, names)}{fewer}")
-            (line,) = axes.plot(steps, mean, label=label, marker="o" if len(steps) == 1 else None)
-            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        if seeds > 1:
-            words = f"band: {LEVEL:.0%} interval of the IQM over {seeds} seeds"
-            axes.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=words)
-        axes.set_ylabel(f"{metric}, IQM over seeds" if seeds > 1 else metric)
+    for axes, metric, curves in zip(all_axes, metrics, panels, strict=True):
+        for number, point in enumerate(sorted(best)):
+            if point in curves:
+                draw_curve(axes, words[point], curves[point], f"C{number}", "-")
+        several = any(curve.seeds > 1 for curve in curves.values())
+        axes.set_ylabel(f"{metric}, IQM and {LEVEL:.0%} interval" if several else metric)
         count_env_steps(axes)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     write_figure(figure, path, dpi=120)
     return path
-
-
-def best_points(curves: Sequence[tuple[Point, np.ndarray, np.ndarray]]) -> list[int]:
-    """Return the places of the MOST_CURVES curves with the highest ends, in their own order."""
-    ends = [found[:, -1].mean() if found.size else -np.inf for _, _, found in curves]
-    return sorted(np.argsort(-np.array(ends), kind="stable")[:MOST_CURVES].tolist())
 
 
 def draw_history(path: Path, table: Sequence[Row], names: Sequence[str], title: str) -> Path:

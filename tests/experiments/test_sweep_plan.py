@@ -23,8 +23,6 @@ from wdjax.experiments.sweep.pbt import bounds_of, draw_members
 from wdjax.experiments.sweep.searching import rung_spans, survivors, trial_scores
 from wdjax.experiments.sweep.table import (
     best_member,
-    best_points,
-    curves_by_point,
     draw_curves,
     final_table,
     last_known,
@@ -356,26 +354,25 @@ def test_the_table_holds_the_last_chunk_and_the_last_known_score(config, tmp_pat
     assert point_words(members[1].values, varied_fields(members)) == "learning_rate 0.003"
 
 
-def test_the_curves_with_the_highest_ends_are_drawn():
-    curves = [({}, np.array([1]), np.array([[value]])) for value in range(12)]
-    assert best_points([*curves, ({}, np.zeros(0), np.zeros((0, 0)))]) == list(range(2, 12))
+@pytest.mark.slow  # matplotlib
+def test_the_curves_with_the_highest_ends_are_drawn(config, tmp_path, monkeypatch):
+    """One seed of each point has a number; the other has none."""
+    drawn = []
 
+    def draw(axes, words, curve, *_):
+        drawn.append((words, curve.middle.tolist()))
+        axes.plot(curve.steps, curve.middle, label=words)
 
-def test_a_curve_has_the_same_seeds_at_every_step(config):
-    """One of three seeds ends early with bad numbers, and one never has a number."""
-    members = make_members(config, [{RATE: 1e-3}], [0, 1, 2])
-    scores = [
-        (0, 8, 1.0),
-        (0, 16, 2.0),
-        (0, 24, 3.0),
-        (1, 8, 5.0),
-        (1, 16, 6.0),
-        (1, 24, None),
-        (2, 8, None),
+    monkeypatch.setattr("wdjax.experiments.sweep.table.draw_curve", draw)
+    rates = [round(1e-3 * (i + 1), 3) for i in range(12)]
+    members = make_members(config, make_points({RATE: rates}), [0, 1])
+    rows = [
+        {"member": own.number, "env_steps": 8, "x": None if own.config.seed else 1.0 * own.point}
+        for own in members
     ]
-    rows = [{"member": member, "env_steps": steps, "x": x} for member, steps, x in scores]
-    [(_, steps, found)] = curves_by_point(members, rows, "x")
-    assert (steps.tolist(), found.tolist()) == ([8, 16], [[1, 2], [5, 6]])
+    assert draw_curves(tmp_path / "c.png", members, rows, ["x"], "many") is not None
+    assert drawn == [(f"learning_rate {rates[i]:.4g}", [float(i)]) for i in range(2, 12)]
+    assert draw_curves(tmp_path / "d.png", members, rows, ["y"], "none") is None
 
 
 def test_scores_have_a_sample_deviation(config):
