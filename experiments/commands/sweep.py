@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import itertools
-import re
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -140,10 +139,7 @@ def sweep(arguments: list[str]) -> None:
     try:
         parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
     except ValueError as error:
-        if re.fullmatch(r"Unrecognized options: --.* \(see --help\)", str(error)):
-            raise ValueError(
-                f"{error}. Set fields of the preset with --set FIELD=VALUE,VALUE"
-            ) from error
+        error.add_note("--set FIELD=VALUE,VALUE sets a field of the preset")
         raise
     with stop_signals(Console()) as stop:
         run_sweep(preset, parsed, stop)
@@ -223,15 +219,6 @@ def require_options(arguments: SweepArguments) -> None:
 
 def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:
     """Return (field -> values, points) of the command line and of --file."""
-    settings = parse_settings(arguments.set)
-    points = [parse_point(words) for words in arguments.point]
-    if arguments.file is not None:
-        if not arguments.file.is_file():
-            raise FileNotFoundError(f"--file {arguments.file}: no such file")
-        more, listed = read_settings(arguments.file)
-        for name in more:
-            require(
-                name not in settings, "--set", name, f"omitted: {arguments.file} sets this field"
-            )
-        settings, points = settings | more, points + listed
-    return settings, points
+    settings, points = read_settings(arguments.file) if arguments.file else ({}, [])
+    points = [parse_point(words) for words in arguments.point] + points
+    return parse_settings(arguments.set, settings), points

@@ -13,7 +13,7 @@ from wdjax.checks import require, require_integer, require_known
 from wdjax.console import Console
 from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.members import Member, Row
-from wdjax.experiments.sweep.table import draw_curves, write_table
+from wdjax.experiments.sweep.table import draw_curves, point_words, write_table
 from wdjax.files import make_folder_inside, read_json, require_fields
 from wdjax.progress import announce, progress_bar
 from wdjax.signals import stop_signals
@@ -149,25 +149,28 @@ class Sweep:
 
     def export(
         self,
-        number: int,
+        best: Member,
         rows: Sequence[Row],
         score: float,
-        words: str,
+        names: Sequence[str],
         changes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a member as a run, best/, and print its description.
+        """Write the best member as a run, best/, and print its description.
 
         Args:
-            number: number of the member.
+            best: the member.
             rows: all rows of the sweep.
             score: score of the member.
-            words: description of the member.
+            names: fields that the description contains.
             changes: fields that changed during training, with their last values.
         """
-        learner, state = load_member(self.workdir, number, self.trust)
-        folder, own = self.workdir / "best", [row for row in rows if row["member"] == number]
-        save_run(folder, change_config(learner.config, **(changes or {})), state, own, score)
-        self.say(f"Wrote {folder}: {words}")
+        learner, state = load_member(self.workdir, best.number, self.trust)
+        changes, folder = changes or {}, self.workdir / "best"
+        own = [row for row in rows if row["member"] == best.number]
+        save_run(folder, change_config(learner.config, **changes), state, own, score)
+        words = point_words({**best.values, **changes}, names)
+        member = f"member {best.number} ({words}, seed {best.config.seed})"
+        self.say(f"Wrote {folder}: the best run, {member}, score {score:.2f}")
 
 
 def drive(  # noqa: D417  (as for `sweep`)
@@ -239,18 +242,15 @@ def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
     Raises:
         FileNotFoundError: if no batch has a checkpoint of this member.
     """
-    newest = None
-    for file in sorted(workdir.rglob("members.json")):
+    for file in sorted(workdir.rglob("members.json"), reverse=True):
         content = read_json(file)
         require_fields(file, content, size=int, members=list)
         for member in content["members"]:
             require_fields(file, member, member=int, seed=int, values=dict)
         numbers = [member["member"] for member in content["members"]]
         if number in numbers and any((file.parent / "checkpoints").glob("[0-9]*")):
-            newest = file.parent, content, numbers.index(number)
-    if newest is None:
-        raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")
-    return newest
+            return file.parent, content, numbers.index(number)
+    raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")
 
 
 def load_member(

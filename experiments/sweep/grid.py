@@ -22,7 +22,6 @@ from wdjax.experiments.sweep.table import (
     best_member,
     final_table,
     point_table,
-    point_words,
     varied_fields,
 )
 from wdjax.train import Callback, Population, TrainConfig, plain_config
@@ -130,7 +129,5 @@ def conclude(
     best = best_member(table)
     if best is not None:
         running.console.print(point_table(members, table))
-        member, score = members[best["member"]], best["score"]
-        words = f"{point_words(member.values, varied_fields(members))}, seed {member.config.seed}"
-        words = f"the best run, member {member.number} ({words}), score {score:.2f}"
-        running.export(member.number, rows, score, words)
+        member = members[best["member"]]
+        running.export(member, rows, best["score"], varied_fields(members))

@@ -72,15 +72,17 @@ def plain_values(settings: Mapping[str, Values]) -> dict[str, Any]:
     return {name: own if isinstance(own, list) else str(own) for name, own in settings.items()}
 
 
-def parse_settings(settings: Iterable[str]) -> dict[str, Values]:
+def parse_settings(
+    settings: Iterable[str], known: Mapping[str, Values] | None = None
+) -> dict[str, Values]:
     """Return field -> values of texts "field=value,value" or "field=log:1e-4:1e-2".
 
-    Values are read as YAML.
+    Values are read as YAML. The fields of `known` come first.
 
     Raises:
         ValueError: if a text has another form, or a field is repeated.
     """
-    parsed: dict[str, Values] = {}
+    parsed = dict(known or {})
     for setting in settings:
         name, equals, text = setting.partition("=")
         complete = name and equals and text

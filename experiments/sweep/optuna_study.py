@@ -15,18 +15,7 @@ from wdjax.files import open_regular
 from wdjax.train.storage.sweep_folder import require_same
 from wdjax.yaml_reader import read_yaml_value
 
-SURPLUS = "surplus"  # attribute of a trial beyond the last one, which two workers asked for
 OWNER = "workdir"  # attribute: folder of the worker that trains a trial
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """Result of a trial."""
-
-    number: int
-    score: float | None  # None: no episode ended, or bad numbers
-    pruned: bool
-    reached: tuple[tuple[int, float], ...]  # (env steps, score) after each rung
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,54 +42,61 @@ class Study:
         import optuna
 
         asked = self._orphans(held)[:batch]
-        while len(asked) < batch:
-            count = len(self._trials())
-            if count >= trials:
-                break
+        while len(asked) < batch and (count := len(self._trials())) < trials:
             # a new sampler for every trial, so that a resumed search proposes the same
             self.study.sampler = optuna.samplers.TPESampler(seed=(self.seed + count) % 2**32)
             trial = self.study.ask(distributions(self.settings))
-            trial.set_user_attr(OWNER, self.owner)
             if sum(other.number < trial.number for other in self._trials()) >= trials:
-                trial.set_user_attr(SURPLUS, True)
+                # two workers asked for the last trial
                 self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
                 break
+            trial.set_user_attr(OWNER, self.owner)
             asked.append(trial)
         return [(trial.number, point_of(self.settings, trial.params)) for trial in asked]
 
     def _trials(self) -> list[Any]:
+        """Return the trials, without those that two workers asked for and none trains."""
         trials = self.study.get_trials(deepcopy=False)
-        return [trial for trial in trials if SURPLUS not in trial.user_attrs]
+        surplus = lambda trial: trial.state.name == "FAIL" and OWNER not in trial.user_attrs  # noqa: E731
+        return [trial for trial in trials if not surplus(trial)]
 
     def _orphans(self, held: Sequence[int]) -> list[Any]:
         going = [trial for trial in self._trials() if not trial.state.is_finished()]
         own = lambda trial: not self.shared or trial.user_attrs.get(OWNER) == self.owner  # noqa: E731
         return [trial for trial in going if own(trial) and trial.number not in held]
 
-    def tell(self, trial: Trial) -> None:
-        """Store the result of a trial, unless it has one."""
+    def report(self, trial: int, env_steps: int, score: float) -> None:
+        """Store the score of a trial after a rung, unless the trial is finished."""
+        if not self.study.get_trials(deepcopy=False)[trial].state.is_finished():
+            study_id = self.storage.get_study_id_from_name(self.study.study_name)
+            trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, trial)
+            self.storage.set_trial_intermediate_value(trial_id, env_steps, score)
+
+    def tell(self, trial: int, score: float | None = None, pruned: bool = False) -> None:
+        """Store the result of a trial, unless it has one.
+
+        Args:
+            trial: number of the trial.
+            score: its score; None: no episode ended, or bad numbers.
+            pruned: whether halving ended the trial.
+        """
         from optuna.trial import TrialState
 
-        if self.study.get_trials(deepcopy=False)[trial.number].state.is_finished():
-            return
-        study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-        for env_steps, score in trial.reached:
-            self.storage.set_trial_intermediate_value(trial_id, env_steps, score)
-        if trial.pruned or trial.score is None:
-            state = TrialState.PRUNED if trial.pruned else TrialState.FAIL
-            self.study.tell(trial.number, state=state)
-        else:
-            self.study.tell(trial.number, trial.score)
+        complete = score is not None and not pruned
+        ended = TrialState.PRUNED if pruned else TrialState.FAIL
+        value, state = (score, None) if complete else (None, ended)
+        self.study.tell(trial, value, state, skip_if_finished=True)
 
     def table(self) -> list[Row]:
         """Return a row for every trial of the study, from all workers."""
         rows = []
         for trial in self._trials():
-            row = {"trial": trial.number, **point_of(self.settings, trial.params)}
-            row |= {"score": trial.value, "state": trial.state.name.lower()}
-            row |= {"env_steps": trial.last_step}
-            rows.append(row | ({OWNER: trial.user_attrs.get(OWNER)} if self.shared else {}))
+            result = {"score": trial.value, "state": trial.state.name.lower()}
+            owner = {OWNER: trial.user_attrs.get(OWNER)} if self.shared else {}
+            point = point_of(self.settings, trial.params)
+            rows.append(
+                {"trial": trial.number, **point, **result, "env_steps": trial.last_step, **owner}
+            )
         return rows
 
 
@@ -191,10 +187,8 @@ def choice(value: Any) -> Any:
 def point_of(settings: Mapping[str, Values], chosen: Mapping[str, Any]) -> Point:
     """Return the values of a trial from Optuna's choices, with the fields of a single value."""
     point = {}
-    for name, values in settings.items():
-        if isinstance(values, Range):
-            point[name] = chosen.get(name)
-            continue
-        stored = chosen.get(name, choice(values[0]) if len(values) == 1 else None)
-        point[name] = next((value for value in values if choice(value) == stored), stored)
+    for name, own in settings.items():
+        values = {} if isinstance(own, Range) else {choice(value): value for value in own}
+        stored = chosen.get(name, next(iter(values)) if len(values) == 1 else None)
+        point[name] = values.get(stored, stored)
     return point

@@ -151,7 +151,7 @@ def train_population(
     yield table
     running.say(f"Wrote {running.workdir}/table.csv, table.jsonl")
     if complete:
-        conclude(running, members[0].config.env, table, rows, names)
+        conclude(running, members, table, rows, names)
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:
@@ -190,10 +190,10 @@ def draw_members(base: TrainConfig, settings: Mapping[str, Values], number: int)
         else:
             columns[name] = random.uniform(values.low, values.high, number).tolist()
     points = [{name: column[i] for name, column in columns.items()} for i in range(number)]
-    seeds = range(base.seed, base.seed + number)
-    pairs = enumerate(zip(points, seeds, strict=True))
     return [
-        own for i, (point, seed) in pairs for own in make_members(base, [point], [seed], None, i)
+        own
+        for i, point in enumerate(points)
+        for own in make_members(base, [point], [base.seed + i], None, i)
     ]
 
 
@@ -277,14 +277,12 @@ class Evolution:
     ) -> tuple[TrainState, list[Row]]:
         """Return the states to continue with, and rows with values, scores and parents."""
         hypers, done = self.population.hypers(states), rows[0]["updates"]
-        columns = {name: np.asarray(hypers[hyper_name(name)]).tolist() for name in self.bounds}
-        columns = {"score": current_scores(rows, before, self.metric), **columns}
-        columns["parent"] = [None] * len(rows)
+        values = {name: np.asarray(hypers[hyper_name(name)]).tolist() for name in self.bounds}
+        scores, parents = current_scores(rows, before, self.metric), list(range(len(rows)))
         if done < self.population.config.num_updates and done % self.every == 0:
-            states, parents = self.select(states, columns["score"], done)
-            columns["parent"] = [
-                None if parent == i else parent for i, parent in enumerate(parents)
-            ]
+            states, parents = self.select(states, scores, done)
+        columns = {"score": scores, **values}
+        columns["parent"] = [None if parent == i else parent for i, parent in enumerate(parents)]
         own = [{name: column[i] for name, column in columns.items()} for i in range(len(rows))]
         return states, [row | new for row, new in zip(rows, own, strict=True)]
 
@@ -306,15 +304,17 @@ class Evolution:
 
 
 def conclude(
-    running: Sweep, env: str, table: Sequence[Row], rows: Sequence[Row], names: Sequence[str]
+    running: Sweep,
+    members: Sequence[Member],
+    table: Sequence[Row],
+    rows: Sequence[Row],
+    names: Sequence[str],
 ) -> None:
     """Draw the history, and write the best member as a run."""
     with without_picture("curves.png", running.say):
-        title = f"{env}: {running.workdir.name}"
+        title = f"{members[0].config.env}: {running.workdir.name}"
         running.say(f"Wrote {draw_history(running.workdir / 'curves.png', table, names, title)}")
     best = best_member([row for row in table if row["updates"] == table[-1]["updates"]])
     if best is not None:
-        own = {name: best[name] for name in names}
-        words = ", ".join(f"{name.split('.')[-1]} {value:.4g}" for name, value in own.items())
-        words = f"the best run, member {best['member']} (final {words}), score {best['score']:.2f}"
-        running.export(best["member"], rows, best["score"], words, own)
+        member, last = members[best["member"]], {name: best[name] for name in names}
+        running.export(member, rows, best["score"], names, last)

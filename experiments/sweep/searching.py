@@ -20,7 +20,6 @@ import numpy as np
 from wdjax.checks import require, require_integer
 from wdjax.experiments.sweep.driver import (
     Batch,
-    Stopped,
     Sweep,
     choose_metric,
     drive,
@@ -40,8 +39,8 @@ from wdjax.experiments.sweep.members import (
     plain_values,
     varying,
 )
-from wdjax.experiments.sweep.optuna_study import Study, Trial, open_study, require_optuna
-from wdjax.experiments.sweep.table import best_member, last_known, point_words
+from wdjax.experiments.sweep.optuna_study import Study, open_study, require_optuna
+from wdjax.experiments.sweep.table import best_member, final_table, last_known, point_words
 from wdjax.files import read_json, require_fields, write_text
 from wdjax.train import Callback, Population, TrainConfig, plain_config
 
@@ -174,29 +173,25 @@ def run_trials(
     held: list[int] = []
     members: list[Member] = []
     rows: list[Row] = []
-    for folder in (running.workdir / "batches" / f"{number:03d}" for number in itertools.count()):
-        yield study.table()
+    for number in itertools.count():
         if running.stop.is_set():
-            return
-        proposed = read_batch(folder, functools.partial(study.ask, batch, trials, held))
-        if not proposed:
             break
-        first, held = not held, held + [number for number, _ in proposed]
+        folder = running.workdir / "batches" / f"{number:03d}"
+        proposed = read_batch(folder, functools.partial(study.ask, batch, trials, held))
         own = trial_members(running, study, base, proposed, seeds)
+        yield study.table()
+        if not proposed:
+            conclude(running, study, members, rows, metric)
+            return
+        held += [trial for trial, _ in proposed]
         if not own:
             continue
-        if first:
-            known = make_populations(own, running.devices, running.trust)
+        if not known:
+            known += make_populations(own, running.devices, running.trust)
             running.announce(own, known[0], len(known))
-        try:
-            results, done = train_trials(running, folder, own, halving, metric, known)
-        except Stopped:
-            yield study.table()
-            raise
-        members, rows = members + own, rows + done
-        for trial in results:
-            study.tell(trial)
-    conclude(running, study, members, rows, metric)
+        rows += train_trials(running, study, folder, own, halving, metric, known)
+        members += own
+    yield study.table()
 
 
 def read_batch(folder: Path, ask: Callable[[], list[tuple[int, Point]]]) -> list[tuple[int, Point]]:
@@ -232,7 +227,7 @@ def trial_members(
             members += make_members(base, [values], seeds, running.trust, trial)
         except (ValueError, TypeError) as error:
             running.say(f"Skipped trial {trial}: {error}")
-            study.tell(Trial(trial, None, False, ()))
+            study.tell(trial)
     return members
 
 
@@ -245,16 +240,18 @@ def rung_spans(num_updates: int, halving: Halving | None) -> list[tuple[int, int
 
 def train_trials(
     running: Sweep,
+    study: Study,
     folder: Path,
     members: Sequence[Member],
     halving: Halving | None,
     metric: str,
     known: list[Population],
-) -> tuple[list[Trial], list[Row]]:
-    """Train the members of a batch's trials (`Member.point`).
+) -> list[Row]:
+    """Train the members of a batch's trials (`Member.point`), and tell their results to the study.
 
     Args:
         running: the sweep.
+        study: the study of the trials.
         folder: folder of the batch.
         members: members of all trials.
         halving: None: train all trials to the end.
@@ -262,16 +259,15 @@ def train_trials(
         known: populations whose programs are used again; new ones are added.
 
     Returns:
-        (trials with their results, rows of all chunks).
+        Rows of all chunks.
 
     Raises:
         Stopped: as `Sweep.train_all`.
     """
-    trials = list(dict.fromkeys(member.point for member in members))
-    reached: dict[int, list[tuple[int, float]]] = {trial: [] for trial in trials}
+    configs = {member.point: member.config for member in members}
     batches: list[Batch] = []
     scores: dict[int, float | None] = {}
-    alive, rows = trials, []
+    alive, rows = list(configs), []
     with running.progress(members, folder / "rungs") as bar:
         for rung in range(1 + (halving.rungs if halving else 0)):
             going = [member for member in members if member.point in alive]
@@ -284,11 +280,13 @@ def train_trials(
             scores |= trial_scores(going, rows, metric)
             for trial in alive:
                 if (score := scores[trial]) is not None:
-                    reached[trial].append((steps_of(going, trial, rung, halving), score))
+                    steps = span(configs[trial].num_updates)[1]
+                    study.report(trial, steps * configs[trial].env_steps_per_update, score)
             if halving and rung < halving.rungs:
                 alive = survivors(alive, scores, halving.reduction)
-    results = [Trial(n, scores[n], n not in alive, tuple(reached[n])) for n in trials]
-    return results, rows
+    for trial in configs:
+        study.tell(trial, scores[trial], pruned=trial not in alive)
+    return rows
 
 
 def trial_scores(
@@ -313,12 +311,6 @@ def survivors(trials: Sequence[int], scores: dict[int, float | None], reduction:
     return [trial for trial in trials if trial in best]
 
 
-def steps_of(members: Sequence[Member], trial: int, rung: int, halving: Halving | None) -> int:
-    """Return the env steps of a trial at the end of a rung."""
-    config = next(member.config for member in members if member.point == trial)
-    return rung_spans(config.num_updates, halving)[rung][1] * config.env_steps_per_update
-
-
 def conclude(
     running: Sweep, study: Study, members: Sequence[Member], rows: Sequence[Row], metric: str
 ) -> None:
@@ -331,12 +323,11 @@ def conclude(
     if best is None:
         running.say("No trial has a score, because no episode ended")
         return
-    trial, words = best["trial"], point_words(best, varying(study.settings))
-    running.say(f"Best trial: {trial} ({words}), score {best['score']:.2f}")
-    known = last_known(rows, metric)
-    own = [member for member in members if member.point == trial]
-    scored = [(score, member) for member in own if (score := known.get(member.number)) is not None]
-    if scored:
-        score, member = max(scored, key=lambda pair: pair[0])
-        words = f"the run with seed {member.config.seed} of the best trial"
-        running.export(member.number, rows, score, words)
+    names = varying(study.settings)
+    running.say(
+        f"Best trial: {best['trial']} ({point_words(best, names)}), score {best['score']:.2f}"
+    )
+    own = {member.number: member for member in members if member.point == best["trial"]}
+    run = best_member(final_table(list(own.values()), rows, metric))
+    if run is not None:
+        running.export(own[run["member"]], rows, run["score"], names)

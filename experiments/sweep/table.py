@@ -13,7 +13,7 @@ from rich.table import Table
 
 from wdjax.drawing.figures import count_env_steps, write_figure
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
-from wdjax.experiments.report.curves import draw_curve, pooled
+from wdjax.experiments.report.curves import Curve, draw_curve, pooled
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.files import write_text
 from wdjax.train import read_metrics
@@ -141,10 +141,10 @@ def draw_curves(
         of_member[row["member"]].append(row)
     for own in members:
         runs[own.point].append(of_member[own.number])
-    panels = []
+    panels: list[dict[int, Curve]] = []
     for metric in metrics:
-        curves = {point: pooled(own, metric) for point, own in runs.items()}
-        panels.append({point: curve for point, curve in curves.items() if curve is not None})
+        pools = {point: pooled(own, metric) for point, own in runs.items()}
+        panels.append({point: curve for point, curve in pools.items() if curve is not None})
     ends = {point: curve.middle[-1] for point, curve in panels[0].items()}
     best = sorted(ends, key=lambda point: ends[point], reverse=True)[:MOST_CURVES]
     if not best:

@@ -16,7 +16,6 @@ from wdjax.experiments.sweep import Halving, read_table, search
 from wdjax.experiments.sweep import searching as trials
 from wdjax.experiments.sweep.members import parse_settings
 from wdjax.experiments.sweep.optuna_study import (
-    Trial,
     distributions,
     open_study,
     point_of,
@@ -94,10 +93,14 @@ def test_workers_share_the_trials_of_a_study(studies):
     assert len({values["a"] for _, values in asked + more}) == 6  # nor the same values
     assert first.ask(4, 6, held=[number for number, _ in asked]) == []
     assert len(first.ask(4, 8, held=[number for number, _ in asked])) == 2  # a study may grow
-    second.tell(Trial(4, 2.5, False, ((10, 1.0), (20, 2.5))))
-    second.tell(Trial(5, 1.0, True, ((10, 1.0),)))
-    first.tell(Trial(0, None, False, ()))
-    first.tell(Trial(0, 7.0, False, ()))  # it is over
+    second.report(4, 10, 1.0)
+    second.report(4, 20, 2.5)
+    second.tell(4, 2.5)
+    second.report(5, 10, 1.0)
+    second.tell(5, 1.0, pruned=True)
+    first.tell(0)
+    first.tell(0, 7.0)  # it is over
+    second.report(4, 30, 9.0)
     table = first.table()
     assert [row["state"] for row in table] == [
         "fail",
@@ -209,10 +212,14 @@ def test_an_interrupted_search_ends_with_the_same_table(whole, tmp_path, looks):
 def test_invalid_combinations_fail_and_the_search_continues(tmp_path, monkeypatch):
     """6 replicas and 4 blocks are each valid, but not in combination."""
     trained = []
-    monkeypatch.setattr(trials, "train_trials", lambda running, folder, members,
-        *_: trained.extend(members) or (
-        [Trial(member.point, 1.0, False, ((10, 1.0),)) for member in members], []
-    ))  # fmt: skip
+
+    def train(running, study, folder, members, *_):
+        for member in members:
+            study.tell(member.point, 1.0)
+        trained.extend(members)
+        return []
+
+    monkeypatch.setattr(trials, "train_trials", train)
     monkeypatch.setattr(trials, "conclude", lambda *_: None)
     table = search(
         CONFIG, {"num_envs": [8, 6], "num_blocks": [2, 4]}, trials=12, batch=3, workdir=tmp_path
