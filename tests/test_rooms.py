@@ -12,7 +12,7 @@ HOUSE = (
     "adapters env_checker playing",
     "envs vector rendering",
     "env signals progress",
-    "spaces neighbors replicas named drawing console yaml_reader",
+    "spaces neighbors replicas branches named drawing console yaml_reader",
     "kernels checks files lazy metric_names overrides tables version",
 )
 TRAIN = (

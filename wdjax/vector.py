@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.branches import all_agents, always_on_cuda, select, when_any
 from wdjax.checks import require, require_integer, require_key, require_known
 from wdjax.env import Env, may_observe_late, require_action, require_batched_spaces
 from wdjax.kernels.backend import cuda_or_default
@@ -107,7 +108,7 @@ class VectorEnv:
                 params,
             )
         require_action(self.env, action, replica_params, self.num_envs)
-        return self._advance(self._replica_keys, *_split(key), state, action, params)
+        return self.step_with_keys(_split(key), state, action, params, self._replica_keys)
 
     def draw_keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Split a key as `step` does, into a step key and a start key for every replica.
@@ -124,26 +125,22 @@ class VectorEnv:
         return self._replica_keys(step_key), self._replica_keys(start_key)
 
     def step_with_keys(
-        self, keys: tuple[jax.Array, jax.Array], state: VectorState, action: Any, params: Any
-    ) -> StepResult:
-        """Advance like `step`, with the keys returned by `draw_keys`."""
-        return self._advance(lambda keys: keys, *keys, state, action, params)
-
-    def _advance(
         self,
-        replica_keys: Callable,
-        step_key: jax.Array,
-        start_key: jax.Array,
+        keys: tuple[jax.Array, jax.Array],
         state: VectorState,
         action: Any,
         params: Any,
+        expand: Callable[[jax.Array], jax.Array] = lambda keys: keys,
     ) -> StepResult:
-        """Implement `step`; `replica_keys` expands `step_key`, and `start_key` on a reset."""
-        restart = functools.partial(self._restart, replica_keys, start_key, params)
-        keys = replica_keys(step_key)
+        """Advance like `step`, with the keys returned by `draw_keys`.
+
+        `expand` returns the keys of all replicas. The second of `keys` is expanded on a reset only.
+        """
+        step_key, start_key = keys
+        restart = functools.partial(self._restart, expand, start_key, params)
         return step_replicas(
             self.env,
-            keys,
+            expand(step_key),
             state,
             action,
             params,
@@ -154,7 +151,7 @@ class VectorEnv:
 
     def _restart(
         self,
-        replica_keys: Callable,
+        expand: Callable[[jax.Array], jax.Array],
         key: jax.Array,
         params: Any,
         over: jax.Array,
@@ -167,7 +164,7 @@ class VectorEnv:
         def draw(
             current: tuple, over: jax.Array, key: jax.Array, params: Any, starts: Any
         ) -> tuple:
-            obs, env_state = self.start(replica_keys(key), params, starts)
+            obs, env_state = self.start(expand(key), params, starts)
             return select(over, (env_state if late else obs, env_state), current)
 
         draw_where = when_any if not self.env.cheap_reset else always_on_cuda
@@ -182,16 +179,16 @@ class VectorEnv:
         final_obs is unused, because XLA then removes its computation.
         """
 
-        def observe(over, scene, final_obs, params) -> Any:
-            return self._observe(scene, params)
-
         def where_over(current: Any, over: jax.Array, scene: Any, params: Any) -> Any:
             return select(over, self._observe(scene, params), current)
 
-        def branch(over, scene, final_obs, params) -> Any:
-            return when_any(over, where_over, final_obs, over, scene, params)
-
-        return cuda_or_default(observe, branch, over, scene, final_obs, params)
+        return cuda_or_default(
+            lambda over, scene, final_obs, params: self._observe(scene, params),
+            lambda over, scene, final_obs, params: when_any(
+                over, where_over, final_obs, over, scene, params
+            ),
+            *(over, scene, final_obs, params),
+        )
 
     def _check_params(self, params: Any) -> None:
         expected = type(self.env.default_params)
@@ -283,15 +280,17 @@ def vectorize(
         TypeError: for an argument of the wrong type.
         ValueError: for an argument with an invalid value.
     """
-    if not isinstance(env, Env):
-        raise TypeError(
-            f"env = {env!r}: must be a wdjax.Env. Pass the environment from wdjax.make."
-        )
+    require(
+        isinstance(env, Env),
+        "env",
+        env,
+        "a wdjax.Env. Pass the environment from wdjax.make",
+        TypeError,
+    )
     require_integer("num_envs", num_envs, 1)
     if not isinstance(reset, ResetPool):
         require_known("reset strategy", reset, ("fresh", "fixed"))
-    if params_axis not in (None, 0):
-        raise ValueError(f"params_axis = {params_axis!r}: must be None or 0")
+    require(params_axis in (None, 0), "params_axis", params_axis, "None or 0")
     return VectorEnv(env, num_envs, reset, params_axis)
 
 
@@ -395,55 +394,6 @@ def _of_replicas(function: Callable, keys: jax.Array, in_axes: tuple) -> Callabl
     return jax.vmap(function, in_axes) if keys.ndim else function
 
 
-def when_any(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
-    """Return `function(current, *operands)` if any `condition` holds, else `current` at no cost.
-
-    `function` runs for the whole batch if the condition holds in any row, also under vmap. It must
-    therefore return `current` unchanged in rows where the condition is false. (Under vmap,
-    `lax.cond` would become a select that always computes both branches.)
-    """
-
-    @jax.custom_batching.custom_vmap
-    def branch(condition: jax.Array, current: Any, *operands: Any) -> Any:
-        def call(current, *operands) -> Any:
-            return function(current, *operands)
-
-        return jax.lax.cond(
-            jnp.any(condition), call, lambda current, *operands: current, current, *operands
-        )
-
-    @branch.def_vmap
-    def batched(
-        axis_size: int, in_batched: Any, condition: jax.Array, current: Any, *operands: Any
-    ) -> Any:
-        def spread(leaf, is_batched) -> jax.Array:
-            return leaf if is_batched else jnp.broadcast_to(leaf, (axis_size, *leaf.shape))
-
-        current = jax.tree.map(spread, current, in_batched[1])
-        in_axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(in_batched[2:]))
-        over_members = jax.vmap(function, in_axes=(0, *in_axes), axis_size=axis_size)
-        result = when_any(condition, over_members, current, *operands)
-        return result, jax.tree.map(lambda _: True, result)
-
-    return branch(condition, current, *operands)
-
-
-def always_on_cuda(condition: jax.Array, function: Callable, current: Any, *operands: Any) -> Any:
-    """Apply `when_any` on most devices, but always call `function` on NVIDIA GPUs.
-
-    For a function that only draws a few numbers, this is cheaper than a branch, which requires a
-    synchronization with the host.
-    """
-
-    def call(condition, current, *operands) -> Any:
-        return function(current, *operands)
-
-    def branch(condition, current, *operands) -> Any:
-        return when_any(condition, function, current, *operands)
-
-    return cuda_or_default(call, branch, condition, current, *operands)
-
-
 def as_counts(info: dict[str, jax.Array], ndim: int = 1) -> dict[str, jax.Array]:
     """Return an environment's info ([num_envs] each) with bools converted to summable int32.
 
@@ -471,26 +421,6 @@ def as_counts(info: dict[str, jax.Array], ndim: int = 1) -> dict[str, jax.Array]
         name: values.astype(jnp.int32) if values.dtype == bool else values
         for name, values in info.items()
     }
-
-
-def all_agents(flags: Any, ndim: int = 1) -> jax.Array:
-    """Return [num_envs] bool: all agents flagged; leaves are [num_envs] or [num_envs, n].
-
-    With `ndim` = 0 for one replica: () bool, from leaves () or [n].
-    """
-    leaves = [
-        leaf.reshape(*leaf.shape[:ndim], -1).all(axis=ndim) for leaf in jax.tree.leaves(flags)
-    ]
-    return jnp.stack(leaves).all(axis=0)
-
-
-def select(rows: jax.Array, chosen: Any, other: Any) -> Any:
-    """Return `chosen` in the selected rows ([num_envs] bool) of every leaf, `other` elsewhere."""
-
-    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)
-
-    return jax.tree.map(pick, chosen, other)
 
 
 def _check_key(key: jax.Array, num_envs: int) -> None:
