@@ -20,9 +20,7 @@ NOT_INSTALLED = {
         "agreement",
         "alternate",
         "card",
-        "kernel_cases",
         "memory",
-        "overrides",
     ),
     "wdjax.experiments.reference": ("__main__", "rerun", "rows"),
 }

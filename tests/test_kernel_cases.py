@@ -7,15 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cards import CARDS, lowered
+from kernel_cases import Case, N, all_cases, random_case
+from kernel_comparison import compare, run_kernel
 
-from wdjax.experiments.benchmarks.kernel_cases import (
-    Case,
-    N,
-    all_cases,
-    compare,
-    random_case,
-    run_kernel,
-)
 from wdjax.replicas import scan_replicas, why_no_kernel
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -130,7 +124,7 @@ def test_random_programs_lower_for_every_card():
 
 
 @pytest.mark.slow
-# two of eight parts: all take minutes (see the command in kernel_cases)
+# two of eight parts: all take minutes (see the command in kernel_comparison)
 @pytest.mark.parametrize("part", range(2))
 def test_all_primitives_agree_with_xla(part):
     cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(200))][

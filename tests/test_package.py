@@ -161,9 +161,7 @@ NOT_INSTALLED = {
         "agreement",
         "alternate",
         "card",
-        "kernel_cases",
         "memory",
-        "overrides",
     ),
     "experiments/reference": ("__main__", "rerun", "rows"),
 }

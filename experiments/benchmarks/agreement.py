@@ -9,7 +9,6 @@ to 5,000 agents. On a CPU, where kernels are interpreted, scenes are few and sma
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -37,7 +36,6 @@ SIZES = (
 
 ACTIONS = 1e-6  # maximum difference of actions
 REPLICAS = 0.99  # fraction of replicas in which episodes must end in the same steps
-PARAMETERS = 0.05  # relative to the change of an array in training: rounding changes some actions
 
 
 def main() -> None:
@@ -139,13 +137,6 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
     if actions > ACTIONS or agree.mean() < REPLICAS:
         raise RuntimeError(text)
     return text
-
-
-def parameter_distance(found: Any, expected: Any, start: Any) -> float:
-    """Return max over arrays of |found - expected| / |expected - start| for trained parameters."""
-    norm = lambda a, b: np.linalg.norm(np.float64(a) - np.float64(b))  # noqa: E731
-    apart = jax.tree.map(lambda a, b, first: norm(a, b) / norm(b, first), found, expected, start)
-    return max(jax.tree.leaves(apart))
 
 
 if __name__ == "__main__":

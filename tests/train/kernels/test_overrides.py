@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cards import for_card, lowered
+from overriding import compare_override, overriding
 from test_rollout_kernel import assert_same, both, limit, preset
 
 import wdjax
-from wdjax.experiments.benchmarks import card, overrides
 from wdjax.experiments.examples import own_game, own_network
 from wdjax.experiments.examples.own_environment import Lander
 from wdjax.kernels import pallas
@@ -61,7 +61,7 @@ def as_on_a_gpu(monkeypatch):
 
 def payloads(name):
     """Return kernel -> texts of its programs, in an update in which a function is overridden."""
-    with overrides.overriding(name, **SMALL) as learner:
+    with overriding(name, **SMALL) as learner:
         return payloads_of(learner)
 
 
@@ -167,7 +167,7 @@ class ByKeys(PPO):
 
 def test_act_that_needs_keys_is_scanned():
     changes = {"policies.agent.algorithm": f"{__name__}:ByKeys"}
-    custom = overrides.overriding(None, **{**SMALL, **changes})
+    custom = overriding(None, **{**SMALL, **changes})
     with listening() as decisions, custom as learner, for_card():
         jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
     assert "whole rollouts" in decisions
@@ -248,6 +248,5 @@ def interpreted(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_kernels_and_plain_xla_train_overrides_alike(name, interpreted, quick_compile):
-    _, passed, words = card.make_check(f"override {name}")
-    assert passed, words
+    compare_override(name)  # raises if they differ
     assert bool(interpreted) == (name != "encoder")

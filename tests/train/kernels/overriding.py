@@ -1,7 +1,9 @@
 """Custom parts of a policy and of an environment, each trained with and without kernels.
 
-Ten functions that users may override, each with a clear effect on learning. `benchmarks.card`
-trains all of them on a card; tests do so with interpreted kernels. Parameters must agree.
+Ten functions that users may override, each with a clear effect on learning. Tests train them with
+interpreted kernels. This command trains them on a card:
+
+    PYTHONPATH=. python tests/train/kernels/overriding.py
 """
 
 import contextlib
@@ -12,15 +14,16 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from wdjax.envs.classic_control.cartpole import CartPole
-from wdjax.experiments.benchmarks.agreement import PARAMETERS, parameter_distance
 from wdjax.train import PPO, Learner, load_config, make_learner
 from wdjax.train.learning import ActorCritic, Categorical, FlatEncoder, Policy
 from wdjax.train.networks.actor_critic import ACTIVATIONS, without_mask
 
 UPDATES = 3
+PARAMETERS = 0.05  # relative to the change of an array in training: rounding changes some actions
 
 # SGD, as Adam amplifies small gradients; many replicas, so that a differing one has little effect
 AGENT = {
@@ -173,7 +176,7 @@ def compare_override(name: str) -> str:
     """Train an override with and without kernels. Return the distance of their parameters as text.
 
     Raises:
-        RuntimeError: if it exceeds agreement.PARAMETERS, or a quarter of the effect of the
+        RuntimeError: if it exceeds PARAMETERS, or a quarter of the effect of the
             override.
     """
     (by_kernels, _), plain, (built_in, _) = (
@@ -186,3 +189,15 @@ def compare_override(name: str) -> str:
     if not apart <= PARAMETERS <= effect / 4:
         raise RuntimeError(text)
     return text
+
+
+def parameter_distance(found: Any, expected: Any, start: Any) -> float:
+    """Return max over arrays of |found - expected| / |expected - start| for trained parameters."""
+    norm = lambda a, b: np.linalg.norm(np.float64(a) - np.float64(b))  # noqa: E731
+    apart = jax.tree.map(lambda a, b, first: norm(a, b) / norm(b, first), found, expected, start)
+    return max(jax.tree.leaves(apart))
+
+
+if __name__ == "__main__":
+    for name in OVERRIDES:
+        print(f"{name}: {compare_override(name)}", flush=True)

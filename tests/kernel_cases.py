@@ -1,19 +1,13 @@
-"""Agreement of replica kernels with plain XLA for every primitive, on this device.
+"""Cases for replica kernels: every primitive that they translate, with every dtype.
 
-    python -m wdjax.experiments.benchmarks.kernel_cases      # compiled on a GPU, else interpreted
-    python -m wdjax.experiments.benchmarks.kernel_cases 8    # every eighth case
-
-The cases cover every primitive that kernels translate, with every dtype; values that include NaN,
-infinities, -0, ties and values close to overflow; constant and traced indices, negative and out of
-bounds, in every mode; and empty arrays. Cases that a kernel refuses run in plain XLA and are not
-errors.
+Values include NaN, infinities, -0, ties and values close to overflow; indices are constant or
+traced, some negative or out of bounds, in every mode; some arrays are empty.
 """
 
 import dataclasses
 import functools
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -21,19 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from wdjax.kernels.backend import on_gpu
-from wdjax.replicas import scan_replicas_kernel
-
 N = 8  # replicas
-AT_ONCE = 48  # cases per kernel
-DRAWN = 200  # random cases
 KINDS = {
     "f": ("float32", "float16", "bfloat16"), "i": ("int32", "int8", "int16"),
     "u": ("uint32", "uint8", "uint16"),
     "b": ("bool",),
 }  # fmt: skip
-# relative tolerances: kernels use fused multiply-add, and divide with an error of 2 ulp
-ERRORS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 SPECIAL = [
     np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -1.0, 1.0, 2.0, -3.0, 127.6, -128.7,
     300.0, 7e4, 5e9,
@@ -73,104 +60,6 @@ class Case:
     function: Callable[..., Any]
     operands: tuple[np.ndarray, ...]
     exact: bool = True
-
-
-def main(every: int = 1) -> None:
-    """Compare every n-th of all cases and of DRAWN random ones.
-
-    Raises:
-        RuntimeError: if some differ.
-    """
-    interpret = not on_gpu()
-    drawn = (random_case(np.random.default_rng(seed)) for seed in range(DRAWN))
-    cases = [*all_cases(), *drawn][::every]
-    faults, refused = compare(cases, interpret)
-    faults += [f"shared: {line}" for line in compare(cases, interpret, shared=True)[0]]
-    print(*refused, *faults, sep="\n", flush=True)
-    print(
-        f"replica kernels: {len(cases)} cases, {len(refused)} refused, "
-        f"{len(faults)} differ from plain XLA"
-    )
-    if faults:
-        raise RuntimeError("\n".join(faults))
-
-
-def compare(
-    cases: Sequence[Case], interpret: bool, shared: bool = False
-) -> tuple[list[str], list[str]]:
-    """Run cases by kernels and by plain XLA.
-
-    Args:
-        cases: the cases.
-        interpret: interpret the kernels.
-        shared: use the operands of the first replica in all replicas, as constants of the step.
-
-    Returns:
-        (differences and failures, refusals), one line per case.
-    """
-    faults: list[str] = []
-    refused: list[str] = []
-    todo = [cases[i : i + AT_ONCE] for i in range(0, len(cases), AT_ONCE)]
-    while todo:
-        part = todo.pop(0)
-        operands = [case.operands for case in part]
-        if shared:
-            operands = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), operands)
-        run = jax.jit(lambda operands, part=part: run_kernel(part, operands, interpret, shared))
-        try:
-            found = jax.device_get(run(operands))
-        except Exception as error:  # the other cases continue
-            if len(part) > 1:
-                todo[:0] = part[: len(part) // 2], part[len(part) // 2 :]
-            elif isinstance(error, NotImplementedError):
-                refused.append(f"refused: {part[0].name}: {error}")
-            else:
-                first_line = str(error).splitlines()[0]
-                faults.append(f"{part[0].name}: {type(error).__name__}: {first_line}")
-            continue
-        plain = jax.jit(
-            lambda operands, part=part: [
-                jax.vmap(case.function)(*arrays)
-                for case, arrays in zip(part, operands, strict=True)
-            ]
-        )
-        faults += filter(
-            None, map(difference, part, operands, found, jax.device_get(plain(operands)))
-        )
-    return faults, refused
-
-
-def run_kernel(
-    cases: Sequence[Case], operands: Sequence[tuple], interpret: bool, shared: bool = False
-) -> list[Any]:
-    """Run cases in one kernel of a single step. Return the result of each, leaves [N, ...]."""
-    first = jax.tree.map(lambda x: jnp.asarray(x)[0], [*operands])
-
-    def step(carry: Any, _: None) -> tuple[Any, list[Any]]:
-        inputs = zip(cases, first if shared else carry, strict=True)
-        return carry, [case.function(*arrays) for case, arrays in inputs]
-
-    _, outputs = scan_replicas_kernel(step, [*operands], length=1, interpret=interpret)
-    return jax.tree.map(lambda leaf: leaf[0], outputs)
-
-
-def difference(case: Case, operands: tuple, found: Any, expected: Any) -> str | None:
-    """Return the first difference between the results of a kernel and of XLA, or None."""
-    for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        if (value.shape, value.dtype) != (other.shape, other.dtype):
-            types = f"{value.dtype}{value.shape}, expected {other.dtype}{other.shape}"
-            return f"{case.name}: {types}"
-        error = 0.0 if case.exact else ERRORS.get(str(other.dtype), 0.0)
-        is_float = value.dtype.name in ERRORS
-        a, b = (np.asarray(x, np.float64 if is_float else None) for x in (value, other))
-        same = (a == b) | ((a != a) & (b != b))
-        if error:
-            same = np.isclose(a, b, error, error / 10, equal_nan=True)
-        if not same.all():
-            place = tuple(np.argwhere(~same)[0])
-            inputs = [np.asarray(operand[place[0]]).tolist() for operand in operands]
-            return f"{case.name}: {a[place]}, expected {b[place]}, for {inputs}"
-    return None
 
 
 def numbers(
@@ -431,6 +320,3 @@ TABLES = {
 MAKERS = (  # make(rng, dtype)
     convert, clamp, choice, product, arg, move, gather, scatter, slices, branches, loop, chain,
 )  # fmt: skip
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
