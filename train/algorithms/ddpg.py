@@ -13,12 +13,11 @@ from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 from wdjax.checks import require
-from wdjax.spaces import Box, Space
+from wdjax.spaces import Box
 from wdjax.train.algorithms.noise import explore, uniform_actions
 from wdjax.train.learning import (
     Algorithm,
@@ -26,6 +25,7 @@ from wdjax.train.learning import (
     Context,
     Hypers,
     Memory,
+    Metrics,
     Policy,
     PolicyConfig,
     PolicyState,
@@ -48,16 +48,8 @@ from wdjax.train.learning import (
     traced,
 )
 from wdjax.train.networks.actor_critic import without_mask
-from wdjax.train.networks.deterministic import ActorActionValue, from_box, to_box
-from wdjax.train.state.aliases import (
-    ActingState,
-    Carry,
-    Fields,
-    Metrics,
-    Observation,
-    OptState,
-    Params,
-)
+from wdjax.train.networks.deterministic import ActorActionValue, from_box, require_box, to_box
+from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, OptState, Params
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
 
@@ -121,20 +113,21 @@ class DDPG(Algorithm):
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config, path = run.policy(name), f"policies.{name}"
         options, network = config.options, config.network
-        require_bounded_box(f"{path}.algorithm = 'DDPG'", assignment.action_space)
-        size, allowed = network.recurrent_size, "0: DDPG has no recurrent networks"
-        require(size == 0, f"{path}.network.recurrent_size", size, allowed)
-        heads, allowed = list(network.head_hidden_sizes), "[]: DDPG has no such layers"
-        require(not heads, f"{path}.network.head_hidden_sizes", heads, allowed)
-        for field in ("buffer_size", "batch_size"):
-            value, allowed = getattr(options, field), f"a multiple of num_blocks = {run.blocks}"
-            require(value % run.blocks == 0, f"{path}.{field}", value, allowed)
-        batch, size = options.batch_size, options.buffer_size
-        require(size >= batch, f"{path}.buffer_size", size, f"at least batch_size = {batch}")
-        allowed = f"between batch_size = {batch} and buffer_size = {size}"
-        require(batch <= options.warmup <= size, f"{path}.warmup", options.warmup, allowed)
-        allowed = f"at most buffer_size = {size}"
-        require(options.n_step <= size, f"{path}.n_step", options.n_step, allowed)
+        require_box(f"{path}.algorithm = 'DDPG'", assignment.action_space)
+        batch, size, warmup = options.batch_size, options.buffer_size, options.warmup
+        memory, heads = network.recurrent_size, list(network.head_hidden_sizes)
+        shared = f"a multiple of num_blocks = {run.blocks}"
+        between = f"between batch_size = {batch} and buffer_size = {size}"
+        for field, value, valid, allowed in (
+            ("network.recurrent_size", memory, memory == 0, "0: DDPG has no recurrent networks"),
+            ("network.head_hidden_sizes", heads, not heads, "[]: DDPG has no such layers"),
+            ("buffer_size", size, size % run.blocks == 0, shared),
+            ("batch_size", batch, batch % run.blocks == 0, shared),
+            ("buffer_size", size, size >= batch, f"at least batch_size = {batch}"),
+            ("warmup", warmup, batch <= warmup <= size, between),
+            ("n_step", options.n_step, options.n_step <= size, f"at most buffer_size = {size}"),
+        ):
+            require(valid, f"{path}.{field}", value, allowed)
 
     def make_network(
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
@@ -153,10 +146,8 @@ class DDPG(Algorithm):
             "actor": optimizer.init(params["actor"]),
             "critic": optimizer.init(critics_of(params)),
         }
-        target_params = jax.tree.map(jnp.copy, params)
-        return PolicyState(
-            params, opt_state, normalizer, target_params, gradient_steps=jnp.int32(0)
-        )
+        target = jax.tree.map(jnp.copy, params)
+        return PolicyState(params, opt_state, normalizer, target, gradient_steps=jnp.int32(0))
 
     def init_carry(self, policy: Policy, num_envs: int) -> jax.Array | None:
         if not policy.config.trainable or policy.config.options.noise != "ornstein_uhlenbeck":
@@ -245,9 +236,8 @@ class DDPG(Algorithm):
         replay = memory.replay.add(steps, hypers["gamma"])
         warm = smallest(jnp.min(replay.size)) * (num_blocks * num_shards()) >= options.warmup
         learn = functools.partial(gradient_steps, policy, hypers=hypers, replay=replay, key=key)
-        missing = jax.tree.map(
-            lambda metric: jnp.full_like(metric, jnp.nan), jax.eval_shape(learn, state)[1]
-        )
+        names = jax.eval_shape(learn, state)[1]
+        missing = jax.tree.map(lambda metric: jnp.full_like(metric, jnp.nan), names)
         state, metrics = jax.lax.cond(warm, learn, lambda state: (state, missing), state)
         if state.normalizer is not None:
             seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
@@ -264,12 +254,11 @@ class DDPG(Algorithm):
         metrics: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
         first, last = steps_taken(before), steps_taken(after)
-        delay, took_steps = policy.config.options.policy_delay, last > first
-        actor_moved = last // delay > first // delay
+        delay = policy.config.options.policy_delay
 
         def both(critic: str, actor: str) -> jax.Array:
-            critic_value = jnp.where(took_steps, metrics[critic], 0.0)
-            return critic_value + jnp.where(actor_moved, metrics[actor], 0.0)
+            critic_value = jnp.where(last > first, metrics[critic], 0.0)
+            return critic_value + jnp.where(last // delay > first // delay, metrics[actor], 0.0)
 
         return both("critic_loss", "actor_loss"), both("grad_norm_critic", "grad_norm_actor")
 
@@ -279,15 +268,8 @@ def gradient_steps(
 ) -> tuple[PolicyState, Terms]:
     """Take `updates_per_rollout` gradient steps, each on `batch_size` transitions of the replay.
 
-    Args:
-        policy: static part of the policy.
-        state: its state.
-        hypers: hyperparameters at this point of the run.
-        replay: the replay buffer.
-        key: () key, equal on all devices.
-
-    Returns:
-        (state, metrics): means over the steps; for the actor over its own steps.
+    The key is equal on all devices. Metrics are means over the steps, those of the actor over its
+    own steps.
     """
     options = policy.config.options
     num_blocks, steps = replay.size.shape[0], options.updates_per_rollout
@@ -312,15 +294,8 @@ def gradient_step(
 ) -> tuple[PolicyState, Terms]:
     """Take a step of the critics and, every `policy_delay` steps, of actor and target networks.
 
-    Args:
-        policy: static part of the policy.
-        state: its state.
-        hypers: hyperparameters at this point of the run.
-        batch: leaves [B, ...].
-        normal: [B, A] standard normal numbers, for target policy smoothing.
-
-    Returns:
-        (state, metrics): metrics of the actor are 0 if it took no step.
+    `batch` has leaves [B, ...]. `normal` [B, A] are standard normal numbers for target policy
+    smoothing. Metrics of the actor are 0 if it took no step.
     """
     target = bellman_target(policy, state, hypers, batch, normal)
     (_, metrics), grads = jax.value_and_grad(critic_loss, argnums=2, has_aux=True)(
@@ -353,10 +328,8 @@ def bellman_target(
 ) -> jax.Array:
     """Return the targets y of the critics, [B], by the target networks Q'_i and mu'.
 
-        action = clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1)
-        y      = reward + discount min_i Q'_i(next_obs, action)
-
-    The arguments are the same as for `gradient_step`.
+    action = clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1)
+    y      = reward + discount min_i Q'_i(next_obs, action)
     """
     target = nnx.merge(policy.graphdef, state.target_params)
     next_obs = policy.inputs(state, batch.next_obs)[0]
@@ -425,16 +398,3 @@ def steps_taken(state: PolicyState) -> jax.Array:
 def box_of(policy: Policy) -> Box:
     """Return the action space of a policy."""
     return cast(Box, policy.assignment.action_space)
-
-
-def require_bounded_box(field: str, space: Space) -> None:
-    """Raise TypeError or ValueError unless a space is a Box of floats with finite bounds."""
-    if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
-        raise TypeError(
-            f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO."
-        )
-    low, high = (np.broadcast_to(bound, space.shape) for bound in (space.low, space.high))
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ValueError(
-            f"{field}: requires an action space with finite bounds, low < high, not {space}"
-        )

@@ -1,5 +1,6 @@
 """Minimize a loss over epochs of shuffled minibatches, for PPO, A2C and custom algorithms."""
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
@@ -152,17 +153,8 @@ def fit(
         step that exceeded `target_kl`.
     """
     engine, shape, batch = policy.engine, batch.valid.shape, batch.flat()
-
-    if epochs == minibatches == 1:  # one step on all transitions, whose order does not matter
-        if normalize_advantage:
-            batch = batch.replace(advantage=normalize(batch.advantage, batch.valid))
-        any_valid, (grads, metrics) = (
-            any_of(batch.valid),
-            engine.gradient(loss, policy, state, hypers, batch, evaluate),
-        )
-        state = engine.apply_if(any_valid, apply_gradient(policy, hypers, grads), state)
-        return state, jax.tree.map(lambda value: jnp.where(any_valid, value, jnp.nan), metrics)
-
+    if epochs == minibatches == 1:
+        return full_step(loss, policy, state, hypers, batch, evaluate, normalize_advantage)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # shuffle whole sequences
     order = lambda key: shuffle(key, shape, num_blocks, minibatches, engine.permutation)  # noqa: E731
@@ -172,15 +164,36 @@ def fit(
     def step(state: PolicyState, stopped: jax.Array, minibatch: Batch) -> tuple:
         any_valid = any_of(minibatch.valid)
         grads, metrics = engine.gradient(loss, policy, state, hypers, minibatch, evaluate)
-        stop = stopped
-        if target_kl is not None:
-            stop |= metrics.get("approx_kl", -jnp.inf) > target_kl
-        take = any_valid & ~stop
-        state = engine.apply_if(take, apply_gradient(policy, hypers, grads), state)
+        kl = metrics.get("approx_kl", -jnp.inf)
+        stop = stopped if target_kl is None else stopped | (kl > target_kl)
+        take, improve = any_valid & ~stop, functools.partial(apply_gradient, policy, hypers, grads)
+        state = engine.apply_if(take, improve, state)
         return state, stop, (metrics, any_valid & ~stopped, take)
 
     state, steps = engine.scan_minibatches(step, state, batch, index, advantage)
     return state, mean_over_steps(*steps)
+
+
+def full_step(
+    loss: Callable,
+    policy: Policy,
+    state: PolicyState,
+    hypers: Hypers,
+    batch: Batch,
+    evaluate: Callable | None,
+    normalize_advantage: bool,
+) -> tuple[PolicyState, Terms]:
+    """Take one optimizer step on all transitions, whose order does not matter.
+
+    Arguments and results are those of `fit`, with a flat batch.
+    """
+    if normalize_advantage:
+        batch = batch.replace(advantage=normalize(batch.advantage, batch.valid))
+    any_valid = any_of(batch.valid)
+    grads, metrics = policy.engine.gradient(loss, policy, state, hypers, batch, evaluate)
+    improve = functools.partial(apply_gradient, policy, hypers, grads)
+    state = policy.engine.apply_if(any_valid, improve, state)
+    return state, jax.tree.map(lambda value: jnp.where(any_valid, value, jnp.nan), metrics)
 
 
 def normalized_mean(batch: Batch, normalize_advantage: bool) -> Terms:
@@ -297,21 +310,16 @@ def descend(
 
 
 def apply_gradient(
-    policy: Policy, hypers: Hypers, grads: Params
-) -> Callable[[PolicyState], PolicyState]:
-    """Return a function that takes one optimizer step.
+    policy: Policy, hypers: Hypers, grads: Params, state: PolicyState
+) -> PolicyState:
+    """Take one optimizer step.
 
     Args:
         policy: static part of the policy.
         hypers: hyperparameters at this point of the run.
         grads: gradient, structured like the parameters.
+        state: parameters and state of the optimizer.
     """
-
-    def step(state: PolicyState) -> PolicyState:
-        rate = hypers["learning_rate"]
-        params, opt_state = descend(
-            policy.config, hypers, rate, grads, state.opt_state, state.params
-        )
-        return state.replace(params=params, opt_state=opt_state)
-
-    return step
+    rate = hypers["learning_rate"]
+    params, opt_state = descend(policy.config, hypers, rate, grads, state.opt_state, state.params)
+    return state.replace(params=params, opt_state=opt_state)

@@ -10,7 +10,8 @@ from jax.sharding import SingleDeviceSharding
 
 from wdjax.checks import require_key
 from wdjax.lazy import no_garbage_collection
-from wdjax.train.rollout.opponents import init_opponents, pool_of
+from wdjax.train.rollout.opponents import init_opponents
+from wdjax.train.rollout.pool import pool_of
 from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.hypers import run_hypers
 from wdjax.train.state.policy import Policy, Setup

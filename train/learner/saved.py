@@ -14,7 +14,8 @@ from wdjax.files import new_file
 from wdjax.train.learner.init import abstract_state, init
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
-from wdjax.train.rollout.opponents import REFERENCE, acting_state
+from wdjax.train.rollout.opponents import acting_state
+from wdjax.train.rollout.pool import REFERENCE
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.sharding import one_copy

@@ -15,7 +15,7 @@ from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
 from wdjax.train.networks.checks import check_options, require_layout
 from wdjax.train.networks.encoders import MASK, encoder_class
 from wdjax.train.networks.memories import memory_class
-from wdjax.train.rollout.opponents import RANDOM, pool_of
+from wdjax.train.rollout.pool import RANDOM, pool_of
 from wdjax.train.state.agents import Assignment, assign_agents, group_sizes
 from wdjax.train.state.aliases import EnvParams
 from wdjax.train.state.registry import find_algorithm

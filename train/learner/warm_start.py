@@ -14,7 +14,7 @@ from wdjax.spaces import Box, Dict, Space
 from wdjax.train.config.facts import read_part
 from wdjax.train.learner.init import init_policy
 from wdjax.train.learner.saved import read_named
-from wdjax.train.rollout.opponents import REFERENCE, pool_of
+from wdjax.train.rollout.pool import REFERENCE, pool_of
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState, TrainState
 

@@ -14,6 +14,7 @@ from flax import nnx
 from wdjax.spaces import Box, Space
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.actor_critic import Trunk
+from wdjax.train.networks.distributions import flat_bounds, is_bounded
 from wdjax.train.networks.linear import product
 from wdjax.train.networks.values import ValueNetwork
 
@@ -92,9 +93,19 @@ def from_box(space: Box, action: jax.Array) -> jax.Array:
 
 
 def _center_and_half(space: Box, leading: int) -> tuple[np.ndarray, np.ndarray]:
-    bounds = (
-        np.broadcast_to(np.asarray(bound, np.float32), space.shape)
-        for bound in (space.low, space.high)
+    low, high = (
+        bound.astype(np.float32).reshape((1,) * leading + (-1,)) for bound in flat_bounds(space)
     )
-    low, high = (bound.reshape((1,) * leading + (-1,)) for bound in bounds)
     return (low + high) / 2, (high - low) / 2
+
+
+def require_box(field: str, space: Space) -> None:
+    """Raise TypeError or ValueError unless a space is a Box of floats with finite bounds."""
+    if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
+        raise TypeError(
+            f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO."
+        )
+    if not is_bounded(space):
+        raise ValueError(
+            f"{field}: requires an action space with finite bounds, low < high, not {space}"
+        )

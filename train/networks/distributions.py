@@ -313,6 +313,19 @@ def cumulate(values: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(before, values[..., None, :], 0.0), axis=-1)
 
 
+def flat_bounds(space: Box) -> tuple[np.ndarray, ...]:
+    """Return the bounds (low, high) of the numbers of an action, flattened."""
+    return tuple(
+        np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high)
+    )
+
+
+def is_bounded(space: Box) -> bool:
+    """Return whether all bounds are finite, with low < high."""
+    low, high = flat_bounds(space)
+    return bool(np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all())
+
+
 def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
     """Return the distribution of actions in the space of one agent.
 
@@ -337,17 +350,13 @@ def make_distribution(space: Space, in_a_box: str = "gaussian") -> Distribution:
         case Box() if in_a_box == "gaussian":
             return Gaussian(math.prod(space.shape), space.shape)
         case Box():
-            low, high = (
-                np.broadcast_to(bound, space.shape).reshape(-1) for bound in (space.low, space.high)
-            )
-            if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+            if not is_bounded(space):
                 raise ValueError(
                     "action_distribution = 'squashed_gaussian': requires finite bounds "
                     f"with low < high, not {space}"
                 )
-            return SquashedGaussian(
-                math.prod(space.shape), space.shape, tuple(low.tolist()), tuple(high.tolist())
-            )
+            bounds = (tuple(bound.tolist()) for bound in flat_bounds(space))
+            return SquashedGaussian(math.prod(space.shape), space.shape, *bounds)
     raise TypeError(f"action space {space}: must be Discrete, MultiDiscrete or Box")
 
 

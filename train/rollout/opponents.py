@@ -14,11 +14,11 @@ two opponents meet, no policy learns. Networks of opponents explore as in traini
 If the opponent of a block changes in the middle of an episode, the carry and the discounted return
 start anew and n-step targets end, so that none of them mixes two opponents.
 
-A rollout calls `begin` before its first step and `with_opponents` in every step. An update calls
-`finish` after the policies have learned.
+A rollout calls `begin` before its first step and `act_with_opponents` in every step. An update
+calls `finish` after the policies have learned.
 """
 
-import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -28,11 +28,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.env import Env
-from wdjax.metric_names import USER, free_name
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import total
-from wdjax.train.rollout.standings import NOW, count_episodes, keeps_standings, new_standings
+from wdjax.train.rollout.pool import RANDOM, pool_of
+from wdjax.train.rollout.standings import count_episodes, keeps_standings, new_standings
 from wdjax.train.state.actors import Actor
 from wdjax.train.state.aliases import (
     ActingState,
@@ -57,47 +57,7 @@ from wdjax.train.state.state import (
 )
 from wdjax.vector import select
 
-RANDOM = "random"
-REFERENCE = "reference:"  # prefix of a bundled run, such as "reference:tag_continuous"
-VALID, OVERRIDES = "valid", "overrides"  # results of `with_opponents`
-
-
-# Pools
-
-
-@dataclasses.dataclass(frozen=True)
-class Pool:
-    """Static description of the opponents of a policy, in the order of their numbers."""
-
-    past: int  # number of snapshots
-    runs: tuple[str, ...]
-    rules: tuple[str, ...]  # scripts and random play
-
-    @property
-    def networks(self) -> int:
-        """Number of opponents with a network."""
-        return self.past + len(self.runs)
-
-    @property
-    def size(self) -> int:
-        """Number of opponents."""
-        return self.networks + len(self.rules)
-
-    @property
-    def names(self) -> dict[str, slice]:
-        """Name in metrics -> numbers; snapshots share "past". A name that is taken is user/NAME."""
-        names = {"past": slice(0, self.past)} if self.past else {}
-        for i, name in enumerate((*self.runs, *self.rules), self.past):
-            free = free_name(name, USER, lambda name: name in names or name == NOW)
-            names[free] = slice(i, i + 1)
-        return names
-
-
-def pool_of(config: PolicyConfig) -> Pool:
-    """Return the pool of a policy. A run is named by a path or a reference, unlike a rule."""
-    runs = tuple(name for name in config.opponents if "/" in name or name.startswith(REFERENCE))
-    rules = tuple(name for name in config.opponents if name not in runs)
-    return Pool(config.past_selves, runs, rules)
+VALID, OVERRIDES = "valid", "overrides"  # notes of `act_with_opponents`
 
 
 class Acting(struct.PyTreeNode):
@@ -279,7 +239,7 @@ def acting_networks(state: PolicyState, pool: PoolState, active: jax.Array) -> A
     if pool.networks is None:
         return Acting(active, None)
     last = jax.tree.leaves(pool.networks.params)[0].shape[0] - 1
-    # blocks of rules compute the last network, whose actions `with_opponents` overrides
+    # blocks of rules compute the last network, whose actions `act_with_opponents` overrides
     others = jax.tree.map(lambda leaf: leaf[jnp.minimum(active, last)], pool.networks)
     policy = jax.tree.map(lambda leaf: leaf[None], acting_state(state))
     return Acting(active, select(active != PRESENT, others, policy))
@@ -288,67 +248,60 @@ def acting_networks(state: PolicyState, pool: PoolState, active: jax.Array) -> A
 # In a rollout
 
 
-def with_opponents(
+def act_with_opponents(
     act: Callable[..., tuple],
-    acting: Acting | None,
+    acting: Acting,
     env: Env,
     situation: tuple[EnvState, EnvParams],
-) -> Callable[..., tuple]:
-    """Let the opponents of a policy act in their blocks of replicas.
+    policy: Policy,
+    state: ActingState,
+    carry: Carry,
+    obs: Observation,
+    keys: jax.Array,
+    hypers: Hypers,
+) -> tuple[jax.Array, dict[str, chex.ArrayTree], Carry]:
+    """Let a policy act, and its opponents in their blocks of replicas.
 
     Args:
         act: `Algorithm.act` of the policy.
-        acting: from `begin`; None without a pool.
+        acting: from `begin`.
         env: the environment.
         situation: (environment states [N, ...], params), for scripts.
+        policy: an argument of `act`, as the following ones.
+        state: acting state.
+        carry: leaves [N, n, ...].
+        obs: leaves [N, n, ...].
+        keys: [num_blocks].
+        hypers: hyperparameters.
 
     Returns:
-        A function like `act`, which draws from [num_blocks] keys. Its notes also contain
+        The results of `act`. The notes also contain
 
         * VALID: [N, 1] bool, whether the policy itself acts.
         * OVERRIDES: pairs (replicas, action): the environment receives `action` [N, n, ...] in
           `replicas`, [N] bool.
     """
-    if acting is None:
-        return act
-
-    def act_in_blocks(
-        policy: Policy,
-        state: ActingState,
-        carry: Carry,
-        obs: Observation,
-        keys: jax.Array,
-        hypers: Hypers,
-    ) -> tuple[jax.Array, dict[str, chex.ArrayTree], Carry]:
-        pool, num_blocks = pool_of(policy.config), len(keys)
-        size = jax.tree.leaves(obs)[0].shape[0] // num_blocks
-        overrides: tuple[tuple[jax.Array, jax.Array], ...] = ()
-        if pool.rules:
-            pairs = jax.vmap(jax.random.split)(keys)
-            keys, rule_keys = pairs[:, 0], pairs[:, 1]
-            rules = rule_actions(env, policy, obs, situation, rule_keys)
-            overrides = tuple(
-                (jnp.repeat(acting.active == i, size), action)
-                for i, action in enumerate(rules, pool.networks)
-            )
-        if acting.networks is None:
-            action, notes, carry = act(policy, state, carry, obs, keys, hypers)
-        else:
-
-            def act_in_block(
-                state: PolicyState, carry: Carry, obs: Observation, key: jax.Array
-            ) -> tuple:
-                return act(policy, state, carry, obs, key[None], hypers)
-
-            carries, seen = in_blocks((carry, obs), num_blocks)
-            results = jax.vmap(act_in_block)(acting.networks, carries, seen, keys)
-            action, notes, carry = jax.tree.map(
-                lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results
-            )
-        valid = jnp.repeat(acting.active == PRESENT, size)[:, None]
-        return action, {**notes, VALID: valid, OVERRIDES: overrides}, carry
-
-    return act_in_blocks
+    pool, num_blocks = pool_of(policy.config), len(keys)
+    size = jax.tree.leaves(obs)[0].shape[0] // num_blocks
+    overrides: tuple[tuple[jax.Array, jax.Array], ...] = ()
+    if pool.rules:
+        pairs = jax.vmap(jax.random.split)(keys)
+        keys, rule_keys = pairs[:, 0], pairs[:, 1]
+        rules = rule_actions(env, policy, obs, situation, rule_keys)
+        overrides = tuple(
+            (jnp.repeat(acting.active == i, size), action)
+            for i, action in enumerate(rules, pool.networks)
+        )
+    if acting.networks is None:
+        action, notes, carry = act(policy, state, carry, obs, keys, hypers)
+    else:
+        carries, seen = in_blocks((carry, obs), num_blocks)
+        results = jax.vmap(
+            lambda state, carry, obs, key: act(policy, state, carry, obs, key[None], hypers)
+        )(acting.networks, carries, seen, keys)
+        action, notes, carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
+    valid = jnp.repeat(acting.active == PRESENT, size)[:, None]
+    return action, {**notes, VALID: valid, OVERRIDES: overrides}, carry
 
 
 def rule_actions(
@@ -370,19 +323,12 @@ def rule_actions(
     (states, params), actions = situation, []
     seen, replicas = in_blocks((obs, states), len(keys))
     for i, name in enumerate(pool_of(policy.config).rules):
-        actor = (
-            Actor(policy, "random")
-            if name == RANDOM
-            else Actor(policy, "script", env.scripts[name][1])
-        )
-
-        def act(
-            obs: Observation, states: EnvState, keys: jax.Array, actor: Actor = actor
-        ) -> jax.Array:
-            return actor.choose(env, None, None, obs, keys, (states, params), greedy=False)[0]
-
+        kind = ("random",) if name == RANDOM else ("script", env.scripts[name][1])
+        choose = functools.partial(Actor(policy, *kind).choose, env, None, None, greedy=False)
         pairs = jax.vmap(lambda key, i=i: jax.random.split(jax.random.fold_in(key, i)))(keys)
-        action = jax.vmap(act)(seen, replicas, pairs)
+        action, _ = jax.vmap(
+            lambda obs, states, keys, choose=choose: choose(obs, keys, (states, params))
+        )(seen, replicas, pairs)
         actions.append(action.reshape(-1, *action.shape[2:]))
     return actions
 

@@ -5,6 +5,7 @@ collected.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from wdjax.checks import did_you_mean, require
 from wdjax.spaces import Box
 from wdjax.train.devices.blocks import step_keys
 from wdjax.train.devices.collectives import num_shards
-from wdjax.train.rollout.opponents import OVERRIDES, VALID, Acting, begin, with_opponents
+from wdjax.train.rollout.opponents import OVERRIDES, VALID, Acting, act_with_opponents, begin
 from wdjax.train.state.actors import require_carry
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state.aliases import ActingState, Carry, EnvParams, EnvState, Fields, Observation
@@ -27,7 +28,7 @@ from wdjax.train.state.state import TrainState, current_hypers
 from wdjax.vector import VectorState, select
 
 Draft: TypeAlias = dict[str, Any]
-"""fields of `Rows` that are known before the step, by name; and the notes of `with_opponents`"""
+"""fields of `Rows` that are known before the step, and the notes of `act_with_opponents`"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +141,9 @@ def choose_actions(
     drafts, carries_after = {}, {}
     for name, policy in given.setup.policies.items():
         seen = gather_observation(policy.assignment, obs)
-        situation = (env_state, given.env_params)
-        act = with_opponents(
-            policy.algorithm.act, given.opponents.get(name), given.setup.env, situation
-        )
+        act, env, situation = policy.algorithm.act, given.setup.env, (env_state, given.env_params)
+        if name in given.opponents:
+            act = functools.partial(act_with_opponents, act, given.opponents[name], env, situation)
         inputs = (policy, given.players[name], carries[name], seen, draws[name], given.hypers[name])
         action, notes, carries_after[name] = call(act, *inputs)
         require_carry(policy, "act", carries[name], carries_after[name])

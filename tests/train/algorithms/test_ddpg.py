@@ -20,10 +20,10 @@ from wdjax.train import (
     make_learner,
     with_hypers,
 )
-from wdjax.train.algorithms.ddpg import actor_of, require_bounded_box
+from wdjax.train.algorithms.ddpg import actor_of
 from wdjax.train.devices.blocks import step_keys
 from wdjax.train.learning import DDPG
-from wdjax.train.networks.deterministic import FINAL_SCALE, from_box, to_box
+from wdjax.train.networks.deterministic import FINAL_SCALE, from_box, require_box, to_box
 from wdjax.train.rollout.scan import StepInputs, play_step, rollout
 from wdjax.train.state.state import current_hypers
 
@@ -88,7 +88,7 @@ def test_actions_are_scaled_into_the_box_and_back():
 )
 def test_unbounded_and_discrete_action_spaces_are_refused(space, error):
     with pytest.raises(error, match=r"policies\.agent\.algorithm = 'DDPG'"):
-        require_bounded_box("policies.agent.algorithm = 'DDPG'", space)
+        require_box("policies.agent.algorithm = 'DDPG'", space)
 
 
 # --- training ---

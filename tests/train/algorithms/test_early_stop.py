@@ -57,7 +57,7 @@ def by_hand():
     def step(state, rows):
         engine = POLICY.engine
         grads, row = engine.gradient(POLICY.algorithm.loss, POLICY, state, HYPERS, rows)
-        return apply_gradient(POLICY, HYPERS, grads)(state), row
+        return apply_gradient(POLICY, HYPERS, grads, state), row
 
     states, metrics, options = [START], [], POLICY.config.options
     for key in jax.random.split(KEY, options.epochs):

@@ -244,7 +244,8 @@ def test_a_step_is_applied_only_if_it_is_taken(take):
     policy = shown_policy("PPO", optimizer="sgd", learning_rate=0.1)
     state = state_of(policy, parameters(value=[3, 4, 0]))
     grads = {"outputs": jnp.zeros((3, 2)), "value": jnp.array([0.1, 0.2, 0.3])}
-    step = apply_gradient(policy, hypers_of(policy.config).at(jnp.float32(0)), grads)
+    hypers = hypers_of(policy.config).at(jnp.float32(0))
+    step = functools.partial(apply_gradient, policy, hypers, grads)
     after = jax.jit(lambda take: Engine().apply_if(take, step, state))(take)
     change = -0.1 * np.array([0.1, 0.2, 0.3]) if take else np.zeros(3)
     np.testing.assert_allclose(after.params["value"] - np.array([3, 4, 0]), change, atol=1e-6)

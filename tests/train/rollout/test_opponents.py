@@ -15,14 +15,14 @@ from wdjax.train.rollout.opponents import (
     OVERRIDES,
     VALID,
     Acting,
+    act_with_opponents,
     begin,
     draw_opponents,
     new_networks,
     opponent_probabilities,
-    pool_of,
     take_snapshot,
-    with_opponents,
 )
+from wdjax.train.rollout.pool import pool_of
 from wdjax.train.rollout.standings import Standings, add_episodes, new_standings, whole_episodes
 from wdjax.train.state.actors import run_script
 from wdjax.train.state.agents import assign_agents
@@ -208,10 +208,9 @@ def test_scripts_override_the_actions_of_their_blocks():
     policy = Policy("first", config, assignment["first"], None, None, None, None, None)
     acting = Acting(jnp.array([PRESENT, 0]), None)
     situation = (LeaverState(jnp.array([0, 0, -1, 0])), env.default_params)
-    act = with_opponents(
-        lambda policy, state, carry, *_: (jnp.full((4, 1), 9), {}, carry), acting, env, situation
-    )
-    action, notes, _ = act(policy, None, None, jnp.zeros((4, 1)), jax.random.split(KEY), None)
+    act = lambda policy, state, carry, *_: (jnp.full((4, 1), 9), {}, carry)  # noqa: E731
+    inputs = (policy, None, None, jnp.zeros((4, 1)), jax.random.split(KEY), None)
+    action, notes, _ = act_with_opponents(act, acting, env, situation, *inputs)
     np.testing.assert_array_equal(action, np.full((4, 1), 9))
     np.testing.assert_array_equal(notes[VALID], [[True], [True], [False], [False]])
     [(replicas, actions)] = notes[OVERRIDES]
