@@ -299,7 +299,10 @@ def configuration(name: str) -> str:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     rows = []
     for field, default, words in field_words(cls):
-        notes = [facts.words_of(fields[field])[1:-1], fields[field].metadata.get("allowed", "")]
+        notes = [
+            "traced" * facts.is_traced(fields[field]),
+            fields[field].metadata.get("allowed", ""),
+        ]
         default = {"True": "true", "False": "false"}.get(default, default.strip("'"))  # as in YAML
         rows.append((_code(field), _code(default), words, "; ".join(filter(None, notes))))
     return _table(("field", "default", "description", "notes"), rows)

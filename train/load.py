@@ -16,7 +16,7 @@ from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
 from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
 from wdjax.train.learner.learner import Learner, learner_of
-from wdjax.train.learner.saved import read_named, read_run
+from wdjax.train.learner.saved import read_run
 from wdjax.train.learner.validate import validate
 from wdjax.train.state.hypers import OLD_BLOCK
 from wdjax.train.state.registry import (
@@ -76,8 +76,9 @@ def load_config(
     if isinstance(preset, Mapping):
         return _changed(without_version(copy.deepcopy(dict(preset))), changes)
     path = preset_path(preset)
-    raw = trusted_values(path, trust) if path.name == CONFIG else without_version(read_yaml(path))
-    return _changed(raw, changes)
+    if path.name == CONFIG:
+        return _changed(trusted_values(path, trust), changes)
+    return _changed(without_version(read_yaml(path)), changes)
 
 
 def change_config(
@@ -97,25 +98,27 @@ def change_config(
     Raises:
         ValueError, TypeError: as `load_config`.
     """
-    raw = dataclasses.asdict(config)
-    return _changed(raw, changes, None if trust is None else with_own(trust, config))
+    trusted = None if trust is None else with_own(trust, config)
+    return _changed(dataclasses.asdict(config), changes, trusted)
 
 
 def _changed(
     raw: dict[str, Any], changes: Mapping[str, object], trust: Collection[str] | None = None
 ) -> TrainConfig:
     flat = lambda path, own: flat_policy(path, own) if isinstance(own, Mapping) else own  # noqa: E731
-    before = {block: raw[block] for block in BLOCKS if isinstance(raw.get(block), Mapping)}
-    for block, owns in before.items():
-        before[block] = {name: flat(f"{block}.{name}", own) for name, own in owns.items()}
+    before = {
+        block: {name: flat(f"{block}.{name}", own) for name, own in raw[block].items()}
+        for block in BLOCKS
+        if isinstance(raw.get(block), Mapping)
+    }
     raw = {**raw, **before}
     changes = dict(_flat_changes(changes))
     for name, value in changes.items():
-        is_known = name in TrainConfig.__dataclass_fields__
-        inside = [] if is_known else policy_fields(name, raw.get("policies") or ())
-        if inside:
-            near = " or ".join(map(repr, inside))
-            raise ValueError(f"unknown field {name}: did you mean {near}?")
+        inside = policy_fields(name, raw.get("policies") or ())
+        if inside and name not in TrainConfig.__dataclass_fields__:
+            raise ValueError(
+                f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?"
+            )
         set_dotted(raw, name, value)
     if trust is not None:
         require_trusted(", ".join(changes), raw, trust)
@@ -207,10 +210,8 @@ def load_run(
         FileNotFoundError: if the run or the checkpoint does not exist.
         ValueError: if the run names code in an untrusted module, which is not imported.
     """
-    if num_updates is None:
-        setup, state = read_named(str(run_folder), "best" if best else "newest", trust)
-    else:
-        setup, state = read_run(run_folder, best, num_updates, trust)
+    run = run_folder if num_updates is None else f"{run_folder}@{num_updates}"
+    setup, state = read_run(run, "best" if best else "newest", trust)
     return learner_of(setup), state
 
 

@@ -167,8 +167,7 @@ class Trainer:
         self._background: dict[str, Future] = {}
 
     def _require_own_folder(self) -> None:
-        trust = self.learner.setup.trust
-        self.config = require_own_run(self.workdir, self.config, trust)
+        self.config = require_own_run(self.workdir, self.config, self.learner.setup.trust)
 
     @property
     def best_score(self) -> float | None:
@@ -188,10 +187,14 @@ class Trainer:
     def _repr_html_(self) -> str:
         config, history = self.config, self.history
         last = history[-1] if history else {}
-        steps = f"{last.get('env_steps', 0):,} of {config.total_env_steps:,} env steps"
-        returns = {f"{name} return": last.get(f"{name}/episode_return") for name in config.policies}
-        best = {} if self.best_score is None else {f"best {config.best_by}": self.best_score}
-        rows = {"folder": self.workdir, "env": config.env, "done": steps, **returns, **best}
+        rows = {
+            "folder": self.workdir,
+            "env": config.env,
+            "done": f"{last.get('env_steps', 0):,} of {config.total_env_steps:,} env steps",
+            **{f"{name} return": last.get(f"{name}/episode_return") for name in config.policies},
+        }
+        if self.best_score is not None:
+            rows[f"best {config.best_by}"] = self.best_score
         return html_table(rows.items(), caption="A training run") + plots.svg_of_run(history)
 
     def stop(self, why: str = "trainer.stop()") -> None:
@@ -242,31 +245,44 @@ class Trainer:
             if is_first():
                 log = stack.enter_context(open_log(folder / METRICS, size, self._say, lock))
             stack.enter_context(ending_with_others())
-            last, beside = config.num_updates, not self.debug
+            last = config.num_updates
             bar = progress_bar(self.console, last, first, self._curve.svg)
-            judge = functools.partial(self._judge, best, log)
-            report = functools.partial(self._report, stack.enter_context(bar))
-            host, begin = self._host, self._begin
             job = Job(
-                config, last, program, checkpoints, log, judge, report, host, begin, beside=beside
+                config,
+                last,
+                program,
+                checkpoints,
+                log,
+                judge=functools.partial(self._judge, best, log),
+                report=functools.partial(self._report, stack.enter_context(bar)),
+                host=self._host,
+                begin=self._begin,
+                beside=not self.debug,
             )
             self._stop_if_goals_were_reached()
             stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
-            meanwhile = self._compile_in_background
-            state, done = train_chunks(job, state, first, stopped, compiling, meanwhile)
-            self.state = state
+            self.state, done = train_chunks(
+                job, state, first, stopped, compiling, self._compile_in_background
+            )
             self.stopped = done < last and any_process(stop.is_set())
         self._finish(first, done)
-        return state
+        return self.state
 
     def _start(
         self, checkpoints: CheckpointManager, best: CheckpointManager | None
     ) -> tuple[TrainState, int, Program | None, float]:
-        learner, config, folder = self.learner, self.config, self.workdir
-        announce_run(self.console, self._given, config, folder, learner.setup.num_devices)
-        restored = functools.partial(self._evaluation.resume, best)
-        meanwhile, say, debug = self._compile_in_background, self._say, self.debug
-        return start_run(learner, config, folder, checkpoints, restored, meanwhile, say, debug)
+        devices = self.learner.setup.num_devices
+        announce_run(self.console, self._given, self.config, self.workdir, devices)
+        return start_run(
+            self.learner,
+            self.config,
+            self.workdir,
+            checkpoints,
+            restored=functools.partial(self._evaluation.resume, best),
+            meanwhile=self._compile_in_background,
+            say=self._say,
+            debug=self.debug,
+        )
 
     def _stop_if_goals_were_reached(self) -> None:
         """Stop a resumed run if an earlier row has reached `stop_at`, as process 0 reads them."""
@@ -281,8 +297,8 @@ class Trainer:
             self.config = dataclasses.replace(self.config, updates_per_chunk=chunk.size)
             on_first(write_config, self.workdir, self.config)
         config, done = self.config, chunk.done
-        is_last = done == config.num_updates
-        if config.evaluates and (is_last or done % config.updates_per_evaluation == 0):
+        due = done == config.num_updates or done % config.updates_per_evaluation == 0
+        if config.evaluates and due:
             return lambda state: self._evaluation.begin(state, done)
         return (lambda state: None) if self.callbacks else None  # callbacks may read the state
 
@@ -383,14 +399,13 @@ class Trainer:
 
     def draw(self) -> None:
         """Draw curves.png, opponents.png (with opponents) and episode.gif (after `train`)."""
-        title = f"{self.config.env}: {self.workdir.name}"
-        plots.draw_pictures(self.workdir, title, self._say)
+        plots.draw_pictures(self.workdir, f"{self.config.env}: {self.workdir.name}", self._say)
         if self.state is None:
             return
         file, made = self.workdir / "episode.gif", self._background.get("episode")
         program = made.result() if made and not made.exception() else None
         without_drawing = contextlib.suppress(NotImplementedError)
-        with without_picture("episode.gif", self._say), without_drawing:
+        with without_picture(file.name, self._say), without_drawing:
             seed = self.config.seed
             written = save_episode(self.learner, self.state, file, seed, program=program)
             self._say(f"Wrote {written}")

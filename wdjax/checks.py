@@ -52,26 +52,19 @@ def require(
     A value of more than 300 characters is cut.
     """
     if not bool(condition):
-        description = repr(getattr(value, "tolist", lambda: value)())
-        shown = (
-            description
-            if len(description) <= 300
-            else f"{description[:100]} ... ({len(description)} characters)"
-        )
+        shown = repr(getattr(value, "tolist", lambda: value)())
+        if len(shown) > 300:
+            shown = f"{shown[:100]} ... ({len(shown)} characters)"
         raise error(f"{field} = {shown}: must be {allowed}")
 
 
 def require_finite(params: Any) -> None:
     """Raise ValueError if a number in params is infinite, NaN, or larger than HUGE in magnitude."""
-    for field in dataclasses.fields(params):
-        value = getattr(params, field.name)
-        require(value is None or np.all(np.isfinite(value)), field.name, value, "finite")
-        require(
-            value is None or np.all(np.abs(value) <= HUGE),
-            field.name,
-            value,
-            f"between {-HUGE:g} and {HUGE:g}",
-        )
+    names = [field.name for field in dataclasses.fields(params)]
+    names = [name for name in names if getattr(params, name) is not None]
+    require_each(params, names, np.isfinite, "finite")
+    allowed = f"between {-HUGE:g} and {HUGE:g}"
+    require_each(params, names, lambda value: np.abs(value) <= HUGE, allowed)
 
 
 def require_each(

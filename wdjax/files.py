@@ -6,7 +6,6 @@ read.
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import secrets
@@ -71,9 +70,9 @@ def open_regular(
         OSError: if the file cannot be opened.
         ValueError: if it is not a regular file, or larger than `most` bytes.
     """
-    follow = 0 if mode in ("r", "rb") else os.O_NOFOLLOW
     # O_NONBLOCK: opening a pipe would wait for its other end
-    opener = functools.partial(_open, flags_too=follow | os.O_NONBLOCK)
+    more = os.O_NONBLOCK | (0 if mode in ("r", "rb") else os.O_NOFOLLOW)
+    opener = lambda path, flags: os.open(path, flags | more, 0o666)  # noqa: E731
     try:
         stream = open(path, mode, opener=opener, **options)  # noqa: SIM115  (returned)
     except OSError as error:
@@ -86,10 +85,6 @@ def open_regular(
     stream.close()
     size = "" if most is None else f" of at most {most:,} bytes"
     raise ValueError(f"{path}: must be a regular file{size}")
-
-
-def _open(path: str, flags: int, flags_too: int) -> int:
-    return os.open(path, flags | flags_too, 0o666)
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, errors: str = "strict") -> str:

@@ -118,11 +118,6 @@ def names_code(field: dataclasses.Field) -> bool:
     return field.metadata.get("code", False)
 
 
-def words_of(field: dataclasses.Field) -> str:
-    """Return the prefix of a field's help: "(traced)", or nothing."""
-    return "(traced)" if is_traced(field) else ""
-
-
 def is_required(field: dataclasses.Field) -> bool:
     """Return whether a field has no default."""
     return field.default is field.default_factory is dataclasses.MISSING

@@ -1,5 +1,6 @@
 """Conversion of nested mappings to dataclasses. Unknown names and wrong types are errors."""
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -47,8 +48,9 @@ def from_mapping(cls: type[T], values: Any, path: str = "") -> T:
     for field in fields:
         if is_required(field) and field.name not in values:
             raise ValueError(f"field {path}{field.name} is missing")
-    read = {name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()}
-    return cls(**read)
+    return cls(
+        **{name: convert(hints[name], value, f"{path}{name}") for name, value in values.items()}
+    )
 
 
 def unknown_field(path: str, name: Any, hints: Mapping[str, object]) -> ValueError:
@@ -94,8 +96,10 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         require(isinstance(value, list | tuple), path, value, "a list", TypeError)
         types_ = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
         require(len(types_) == len(value), path, value, f"a list of {len(types_)} items", TypeError)
-        pairs = zip(types_, value, strict=True)
-        return tuple(convert(type_, item, f"{path}[{i}]") for i, (type_, item) in enumerate(pairs))
+        return tuple(
+            convert(type_, item, f"{path}[{i}]")
+            for i, (type_, item) in enumerate(zip(types_, value, strict=True))
+        )
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_mapping(hint, value, f"{path}.")
     return _convert_plain(hint, value, path)
@@ -103,10 +107,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
 
 def _convert_union(hints: tuple[object, ...], value: object, path: str) -> object:
     for hint in hints:
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             return convert(hint, value, path)
-        except (TypeError, ValueError):
-            continue
     raise TypeError(f"{path} = {value!r}: must be {' or '.join(_words(hint) for hint in hints)}")
 
 
@@ -125,11 +127,9 @@ def _convert_fraction(value: Fraction | Mapping, path: str) -> Fraction:
 
 
 def _convert_plain(hint: type, value: object, path: str) -> object:
-    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
             return float(value)  # PyYAML reads 1e-4 as text
-        except (ValueError, OverflowError):
-            pass
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
@@ -153,9 +153,10 @@ def set_dotted(raw: dict[str, Any], name: str, value: object) -> None:
     for depth, parent in enumerate(parents):
         inner = raw.get(parent, {})
         if not isinstance(inner, Mapping):
-            outer = ".".join(parents[: depth + 1])
-            inside = ".".join([*parents[depth + 1 :], last])
-            raise TypeError(f"{outer} = {inner!r}: must be a mapping to have a field {inside}")
+            raise TypeError(
+                f"{'.'.join(parents[: depth + 1])} = {inner!r}: must be a mapping to have a field "
+                f"{'.'.join([*parents[depth + 1 :], last])}"
+            )
         raw[parent] = dict(inner)
         raw = raw[parent]
     raw[last] = value

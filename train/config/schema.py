@@ -243,12 +243,9 @@ class TrainConfig:
     @property
     def updates_per_evaluation(self) -> int:
         """Updates between evaluations, if the run has any; 0 while the chunk size is unknown."""
-        updates = self.evaluate_every_updates or self.evaluate_every * self.updates_per_chunk
-        return (
-            updates
-            if self.evaluate_every_updates or self.evaluate_every
-            else self.updates_per_checkpoint
-        )
+        if not (self.evaluate_every_updates or self.evaluate_every):
+            return self.updates_per_checkpoint
+        return self.evaluate_every_updates or self.evaluate_every * self.updates_per_chunk
 
     @property
     def best_by(self) -> str | None:

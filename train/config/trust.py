@@ -80,11 +80,11 @@ def require_trusted(what: str, values: object, trust: Collection[str]) -> None:
     """
     if others := untrusted_code(values, trust):
         module, field, text = others[0]
-        message = (
+        raise UntrustedModuleError(
             f"{what} names code in the module {module!r} ({field} = {text!r}), which would be "
-            f'executed. If you trust it, pass --trust {module} (in Python trust=("{module}",)).'
+            f'executed. If you trust it, pass --trust {module} (in Python trust=("{module}",)).',
+            tuple(dict.fromkeys(module for module, _, _ in others)),
         )
-        raise UntrustedModuleError(message, tuple(dict.fromkeys(module for module, _, _ in others)))
 
 
 def untrusted_code(values: object, trust: Collection[str] = ()) -> list[tuple[str, str, str]]:
@@ -111,9 +111,8 @@ def custom_modules(config: TrainConfig) -> tuple[str, ...]:
 
 def _is_installed(module: str) -> bool:
     """Return whether a module is of a known library or an entry point, and not a local file."""
-    announcing = [entry.module for entry in announced("wdjax.")]
-    known = _is_inside(module, LIBRARIES) or _is_inside(module, announcing)
-    return known and not lies_here(module.partition(".")[0])
+    known = (*LIBRARIES, *(entry.module for entry in announced("wdjax.")))
+    return _is_inside(module, known) and not lies_here(module.partition(".")[0])
 
 
 def _checked(trust: Collection[str]) -> Collection[str]:

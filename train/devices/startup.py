@@ -51,8 +51,7 @@ def find_devices() -> list[jax.Device]:
     except (RuntimeError, AssertionError) as error:
         names = jax.config.jax_platforms  # type: ignore[attr-defined]  # added at run time
         # jax without its CUDA plugin raises an AssertionError without a message
-        missing = "jax finds no such device or lacks the plugin for it"
-        reason = one_line(error) if str(error) else missing
+        reason = one_line(error) or "jax finds no such device or lacks the plugin for it"
         if not names or names == "cpu":  # jax itself names the platform
             raise OSError(reason) from error
         raise OSError(

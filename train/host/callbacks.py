@@ -65,12 +65,16 @@ def make_callbacks(given: Sequence[Callback | str]) -> tuple[Callback, ...]:
         TypeError: if a callback is not a plain function or callable object.
         ImportError: if the library of a logger is not installed.
     """
-    several = isinstance(given, Iterable) and not isinstance(given, str)
-    allowed = "a list of functions, logger names and import paths"
-    require(several, "callbacks", given, allowed, TypeError)
+    require(
+        isinstance(given, Iterable) and not isinstance(given, str),
+        "callbacks",
+        given,
+        "a list of functions, logger names and import paths",
+        TypeError,
+    )
     names = [name for name in given if isinstance(name, str)]
-    is_unique, allowed = len(set(names)) == len(names), "a repeated name would write each row twice"
-    require(is_unique, "callbacks", names, f"unique: {allowed}")
+    is_unique = len(set(names)) == len(names)
+    require(is_unique, "callbacks", names, "unique: a repeated name would write each row twice")
     return tuple(map(_make_callback, given))
 
 
@@ -80,9 +84,12 @@ def _make_callback(given: Callback | str) -> Callback:
     require(callable(found), "callback", given, "a function of (trainer, row)", TypeError)
     made = found() if isinstance(found, type) else found
     delayed = any(check(function) for function in (made, type(made).__call__) for check in _DELAYED)
-    name = getattr(made, "__qualname__", type(made).__name__)
-    require(not delayed, "callback", name, "a plain function, without `async` or `yield`")
+    require(not delayed, "callback", _name(made), "a plain function, without `async` or `yield`")
     return made
+
+
+def _name(callback: Callback) -> str:
+    return getattr(callback, "__qualname__", type(callback).__name__)
 
 
 def call_callbacks(callbacks: Sequence[Callback], run: Run, row: Row) -> bool:
@@ -92,8 +99,7 @@ def call_callbacks(callbacks: Sequence[Callback], run: Run, row: Row) -> bool:
         try:
             asked.append(_asks_for_end(callback(run, row)))
         except Exception as error:  # of any type: user code
-            name = getattr(callback, "__qualname__", type(callback).__name__)
-            error.add_note(f"raised by the callback {name}")
+            error.add_note(f"raised by the callback {_name(callback)}")
             raise
     return any(asked)
 

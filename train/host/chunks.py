@@ -7,7 +7,6 @@ needs per chunk are negligible.
 """
 
 import dataclasses
-import functools
 import time
 
 import jax
@@ -123,9 +122,10 @@ def play_first(program: Program, state: TrainState, most: int) -> Played:
     missing = min(most, round(SECONDS / seconds * calls[-1].size)) - done
     if missing > 0:
         calls.append(play(program, calls[-1].state, missing))
-    return functools.reduce(_joined, calls)
-
-
-def _joined(a: Played, b: Played) -> Played:
-    metrics = jax.tree.map(lambda *values: np.concatenate(values, -1), a.metrics, b.metrics)
-    return Played(b.state, metrics, a.size + b.size, a.seconds + b.seconds)
+    join = lambda *values: np.concatenate(values, -1)  # noqa: E731
+    return Played(
+        calls[-1].state,
+        jax.tree.map(join, *(call.metrics for call in calls)),
+        sum(call.size for call in calls),
+        sum(call.seconds for call in calls),
+    )

@@ -85,9 +85,8 @@ class CSVLogger(Logger):
         if file.exists():
             with open_regular(file, "r", encoding="utf8", newline="") as stream:
                 lines = list(csv.DictReader(stream))
-            valid = all((line.get("updates") or "").isdecimal() for line in lines)
             require(
-                valid,
+                all((line.get("updates") or "").isdecimal() for line in lines),
                 "metrics.csv",
                 str(file),
                 "a table with a column updates of whole numbers. Move it away",
@@ -128,10 +127,9 @@ class TensorBoardLogger(Logger):
         for name in row:
             tag = re.sub(r"[^-/\w.]", "_", name).lstrip("/")
             tags[free_name(tag, USER, tags.__contains__)] = name
-        numbers = _numbers(row)
         for tag, name in tags.items():
-            if name in numbers:
-                log.add_scalar(tag, numbers[name], row["env_steps"])
+            if isinstance(row[name], int | float):
+                log.add_scalar(tag, row[name], row["env_steps"])
         log.flush()
 
 
@@ -161,7 +159,8 @@ class WandbLogger(Logger):
         return log
 
     def write(self, log: Any, row: Row) -> None:
-        log.log(_numbers(row), step=row["env_steps"])
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        log.log(numbers, step=row["env_steps"])
 
     def end(self, log: Any) -> None:
         log.finish()
@@ -176,10 +175,6 @@ def close_loggers(callbacks: Sequence[object]) -> None:
 
 def _csv_writer(stream: IO[str], names: list[str]) -> csv.DictWriter:
     return csv.DictWriter(stream, names, restval="", extrasaction="ignore", lineterminator="\n")
-
-
-def _numbers(row: Row) -> dict[str, float]:
-    return {name: value for name, value in row.items() if isinstance(value, (int, float))}
 
 
 def _import(library: str, extra: str) -> Any:

@@ -7,8 +7,8 @@ messages. A run (train/trainer.py) is a job of this loop, and so is a population
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -32,7 +32,6 @@ from wdjax.train.storage.checkpoint import (
 from wdjax.train.storage.metrics_log import MetricsLog, summarize
 
 Row = dict[str, Any]  # a line of metrics.jsonl
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,9 +117,15 @@ def train_chunks(
     """
     parts: list[Part] | None = None
     with ThreadPoolExecutor(1) as thread:
-        # several processes must call the same functions in the same order
-        start = thread.submit if job.beside and jax.process_count() == 1 else call
-        coming = None if done >= job.last or stopped() else start(play_chunk, job, state, done)
+
+        def start() -> "Future[Played]":
+            coming = thread.submit(play_chunk, job, state, done)
+            # several processes must call the same functions in the same order
+            if not job.beside or jax.process_count() > 1:
+                wait([coming])
+            return coming
+
+        coming = None if done >= job.last or stopped() else start()
         if coming is None and done < job.last:
             save_state(job.checkpoints, done, state, job.log, job.host())
         elif coming is not None:
@@ -143,7 +148,7 @@ def train_chunks(
             kept = state if ends else copied(state) if saves or begin else None
             # before the next chunk: the device computes one after the other
             begun = begin(kept) if begin and kept is not None else None
-            coming = None if ends or stopped() else start(play_chunk, job, state, done)
+            coming = None if ends or stopped() else start()
             kept = kept if coming else state
             if not job.also:
                 outcome = job.judge(dataclasses.replace(chunk, state=kept, begun=begun))
@@ -159,16 +164,6 @@ def play_chunk(job: Job, state: TrainState, done: int) -> Played:
     if job.config.updates_per_chunk:
         return play(job.program, state, size)
     return play_first(job.program, state, min(size, most_updates(job.config)))
-
-
-def call(function: Callable[..., T], *arguments: object) -> "Future[T]":
-    """Call a function now, and return its result as `Executor.submit` does."""
-    future: Future[T] = Future()
-    try:
-        future.set_result(function(*arguments))
-    except Exception as error:
-        future.set_exception(error)
-    return future
 
 
 def done_after(job: Job, before: int, parts: Sequence[Part]) -> int:
@@ -202,9 +197,9 @@ def take_apart(config: TrainConfig, metrics: Metrics, before: Sequence[Part] | N
         metrics: [updates] of one run, or [members, updates].
         before: parts of the previous chunk, if there was one.
     """
-    shape = np.shape(values_of(metrics)["bad_numbers"])
-    count = shape[0] if len(shape) == 2 else 0
-    members = [jax.tree.map(lambda values, i=i: values[i], metrics) for i in range(count)]
+    count, *of_members = np.shape(values_of(metrics)["bad_numbers"])
+    numbers = range(count if of_members else 0)
+    members = [jax.tree.map(lambda values, i=i: values[i], metrics) for i in numbers]
     parts = []
     for i, own in enumerate(members or [metrics]):
         good, codes = sound_updates(own)
@@ -215,12 +210,12 @@ def take_apart(config: TrainConfig, metrics: Metrics, before: Sequence[Part] | N
 
 def row_of_run(setup: Setup, chunk: Chunk) -> Row:
     """Return the metrics of a chunk of one run, with its counts and speeds."""
-    done, size = chunk.done, chunk.done - chunk.before
+    size = chunk.done - chunk.before
     steps = size * setup.config.env_steps_per_update
     agents = sum(policy.assignment.num_agents for policy in setup.policies.values())
     return {
-        "updates": done,
-        "env_steps": done * setup.config.env_steps_per_update,
+        "updates": chunk.done,
+        "env_steps": chunk.done * setup.config.env_steps_per_update,
         "seconds": chunk.seconds,
         "seconds_per_update": chunk.seconds / size,
         "compile_seconds": chunk.compile_seconds,

@@ -67,23 +67,20 @@ def thinned(rows: Sequence[Row], most: int = 2_000) -> Sequence[Row]:
     return rows if len(rows) <= most else thinned([*rows[:-1:2], rows[-1]], most)
 
 
-def draw_run(
-    rows: Sequence[Row], title: str = "", most: int | None = None, width: float = 5.0
-) -> "Figure":
+def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None) -> "Figure":
     """Return a figure of the quantities of a run, in two columns.
 
     Args:
         rows: rows of metrics.jsonl, at least one.
         title: title of the figure.
         most: maximum number of panels; None: all.
-        width: width of a panel in inches.
     """
     from matplotlib.figure import Figure
 
     shown = list(quantities(rows).items())[:most]
     columns = min(len(shown), 2)
     lines = -(-len(shown) // columns)
-    figure = Figure(figsize=(width * columns, 0.7 * width * lines), layout="constrained")
+    figure = Figure(figsize=(5.0 * columns, 3.5 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, sharex=True, squeeze=False)
     figure.suptitle(title)
     for panel, (label, curves) in zip(panels.flat, shown, strict=False):
@@ -112,10 +109,10 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     space = f"{user_space(policies)}/"
     sums = [name for name in first if name.startswith(("episode_", space)) and name not in LENGTHS]
     if sums:
-        names = {name: name.removeprefix("episode_").removeprefix(space) for name in sums}
-        once = [*names.values()]
+        short = [name.removeprefix("episode_").removeprefix(space) for name in sums]
         found["environment metrics [mean per episode]"] = {
-            short if once.count(short) == 1 else name: name for name, short in names.items()
+            own if short.count(own) == 1 else name: name
+            for name, own in zip(sums, short, strict=True)
         }
     else:
         found["mean episode length [env steps]"] = {"length": "episode_length"}
@@ -126,14 +123,12 @@ def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
         found["mean Q value [reward]"] = of(policies, "q_mean")
         found["critic mean squared error [reward²]"] = of(policies, "critic_loss")
     scheduled = {path for path, field in known_fields().items() if is_scheduled(field)}
-    of_policies = [(field, *field.partition("/")[::2]) for field in first]
-    for field in (
-        field for field, policy, name in of_policies if policy in policies and name in scheduled
-    ):
-        values = [row[field] for row in rows if row.get(field) is not None]
-        if values and max(values) - min(values) > 1e-6 * max(map(abs, values)):
-            policy, _, name = field.rpartition("/")
-            found.setdefault(f"{name.replace('_', ' ')} (scheduled)", {})[policy] = field
+    for field in first:
+        policy, _, name = field.partition("/")
+        if policy in policies and name in scheduled:
+            values = [row[field] for row in rows if row.get(field) is not None]
+            if values and max(values) - min(values) > 1e-6 * max(map(abs, values)):
+                found.setdefault(f"{name.replace('_', ' ')} (scheduled)", {})[policy] = field
     return found
 
 

@@ -130,8 +130,8 @@ def commit(setup: Setup, before: TrainState, after: TrainState, code: jax.Array)
 
 def sound_updates(metrics: Mapping[str, jax.Array | Metric]) -> tuple[Metrics, np.ndarray]:
     """Split the metrics of a chunk, on the host: (metrics of its good updates, codes of all)."""
-    codes = np.asarray(metrics["bad_numbers"])
-    others = {name: metric for name, metric in metrics.items() if name != "bad_numbers"}
+    others = dict(metrics)
+    codes = np.asarray(others.pop("bad_numbers"))
     return jax.tree.map(lambda values: values[codes == 0], others), codes
 
 

@@ -116,13 +116,13 @@ def with_counts(state: PolicyState, loaded: PolicyState) -> PolicyState:
 
     Each of them is loaded only if both states have it.
     """
-    normalizer, theirs = state.normalizer, loaded.normalizer
-    if normalizer is not None and theirs is not None:
-        keeps_own = normalizer.reward is None or theirs.reward is None
-        normalizer = theirs.replace(reward=normalizer.reward) if keeps_own else theirs
+    own, theirs = state.normalizer, loaded.normalizer
+    if own is not None and theirs is not None:
+        keeps_own = own.reward is None or theirs.reward is None
+        own = theirs.replace(reward=own.reward) if keeps_own else theirs
     counted = state.gradient_steps is not None and loaded.gradient_steps is not None
-    gradient_steps = loaded.gradient_steps if counted else state.gradient_steps
-    return state.replace(normalizer=normalizer, gradient_steps=gradient_steps)
+    steps = loaded.gradient_steps if counted else state.gradient_steps
+    return state.replace(normalizer=own, gradient_steps=steps)
 
 
 def host_key(seed: int) -> jax.Array:

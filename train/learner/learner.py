@@ -198,9 +198,11 @@ def learn(
         )
         for kind, result in {"states": learned, "metrics": own}.items():
             missing = [name for name in team.policies if name not in result]
-            allowed = f"a dict by policy, with {' and '.join(missing)}"
             require(
-                not missing, f"team {team.name}: {kind} of update_team", sorted(result), allowed
+                not missing,
+                f"team {team.name}: {kind} of update_team",
+                sorted(result),
+                f"a dict by policy, with {' and '.join(missing)}",
             )
         memory |= memories
         shared |= {} if common is None else {team.name: common}

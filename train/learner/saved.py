@@ -30,42 +30,45 @@ LEARNING_TABLE = Path(__file__).parents[2] / "experiments" / "reference"
 
 
 def read_run(
-    run_folder: str | Path,
-    best: bool = False,
-    num_updates: int | None = None,
-    trust: Collection[str] = (),
+    run: str | Path, default: str = "newest", trust: Collection[str] = ()
 ) -> tuple[Setup, TrainState]:
-    """Return (setup, state) of a saved or bundled run. See `load_run` (train/load.py)."""
-    if str(run_folder).startswith(REFERENCE):
+    """Return (setup, state) of a saved or bundled run.
+
+    Args:
+        run: folder, with or without a checkpoint (`split_checkpoint`).
+        default: checkpoint if `run` names none.
+        trust: as for `load_run` (train/load.py).
+    """
+    folder, checkpoint = split_checkpoint(str(run), default)
+    num_updates = int(checkpoint) if checkpoint.isdecimal() else None
+    if str(folder).startswith(REFERENCE):
         require(
             num_updates is None,
-            f"checkpoint of {run_folder}",
+            f"checkpoint of {folder}",
             num_updates,
             "omitted: a bundled run has one state",
         )
-        return read_reference(str(run_folder).removeprefix(REFERENCE))
-    config = load_run_config(run_folder, trust)
+        return read_reference(str(folder).removeprefix(REFERENCE))
+    config = load_run_config(folder, trust)
     config = dataclasses.replace(config, devices=1)  # the run may have had more devices
-    require_same_switches(read_made_with(Path(run_folder)), f"the run in {run_folder}", [KEYS])
+    require_same_switches(read_made_with(folder), f"the run in {folder}", [KEYS])
     setup = make_setup(config, trust)
-    folder = Path(run_folder) / ("best" if best else "checkpoints")
+    best = checkpoint == "best"
+    folder = folder / ("best" if best else "checkpoints")
     if not folder.is_dir():
+        why = f": best_metric = {config.best_metric} selects none in this run. Name a metric."
         none = best and config.best_by is None  # auto with several policies
-        why = (
-            f": best_metric = {config.best_metric} selects none in this run. Name a metric."
-            if none
-            else ""
-        )
-        raise FileNotFoundError(f"no checkpoint in {folder}{why}")
+        raise FileNotFoundError(f"no checkpoint in {folder}{why if none else ''}")
     with open_checkpoints(folder, keep=None) as manager:
         steps = sorted(manager.all_steps())
         if not steps:
             raise FileNotFoundError(f"no checkpoint in {folder}")
         step = steps[-1] if num_updates is None else num_updates
         if step not in steps:
-            held = ", ".join(map(str, steps))
-            known = f"Available: {held} (see keep_checkpoints)"
-            raise FileNotFoundError(f"no checkpoint of {step} updates in {folder}. {known}.")
+            raise FileNotFoundError(
+                f"no checkpoint of {step} updates in {folder}. "
+                f"Available: {', '.join(map(str, steps))} (see keep_checkpoints)."
+            )
         try:
             return setup, restore(manager, step, abstract_state(setup), config)[0]
         except DamagedCheckpointError:
@@ -73,7 +76,7 @@ def read_run(
             if num_updates is not None or manager.latest_step() == step:
                 raise
     # the run is training, and has deleted this checkpoint
-    return read_run(run_folder, best, trust=trust)
+    return read_run(run, default, trust)
 
 
 def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
@@ -91,19 +94,6 @@ def split_checkpoint(run: str, default: str = "newest") -> tuple[Path, str]:
     if own not in ("newest", "best") and not own.isdecimal():
         raise ValueError(f"checkpoint {own!r}: must be newest, best, or a number of updates")
     return Path(folder), own
-
-
-def read_named(
-    run: str, default: str = "newest", trust: Collection[str] = ()
-) -> tuple[Setup, TrainState]:
-    """Return the result of `read_run` for a checkpoint named as for `split_checkpoint`."""
-    folder, which = split_checkpoint(run, default)
-    return read_run(
-        folder,
-        best=which == "best",
-        num_updates=int(which) if which.isdecimal() else None,
-        trust=trust,
-    )
 
 
 def list_references() -> list[str]:

@@ -90,43 +90,36 @@ def make_teams(
 def require_config(config: TrainConfig) -> None:
     """Raise TypeError for the name of a preset instead of a configuration."""
     if isinstance(config, (str, Path)):
-        use = f"Use load_config({str(config)!r})"
-        raise TypeError(f"config = {str(config)!r}: must be a TrainConfig. {use}.")
+        name = repr(str(config))
+        raise TypeError(f"config = {name}: must be a TrainConfig. Use load_config({name}).")
 
 
 def make_policy(name: str, context: Context) -> Policy:
     """Return the static part of a policy: algorithm, distribution and network structure."""
     config, assignment = context.run_config, context.assignments[name]
-    own = config.policy(name)
+    own, path = config.policy(name), f"policies.{name}"
     algorithm = find_algorithm(own.algorithm)
-    space = without_mask(assignment.observation_space)
-    width = check_encoder(f"policies.{name}.network", own.network, space, assignment.layout)
+    space, layout = without_mask(assignment.observation_space), assignment.layout
+    width = check_encoder(f"{path}.network", own.network, space, layout)
     width = own.network.hidden_sizes[-1] if own.network.hidden_sizes else width
-    memory = check_memory(f"policies.{name}.network", own.network, width)
+    memory = check_memory(f"{path}.network", own.network, width)
     network = abstract_network(name, context, own.network, algorithm)
-    require_plain_parameters(f"policies.{name}.network", network)
+    require_plain_parameters(f"{path}.network", network)
     if is_own := not type(algorithm).__module__.startswith("wdjax."):
         require_used(name, context, own, algorithm, network)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(network)))
-    require(
-        count <= LARGEST,
-        f"policies.{name}.network: number of parameters",
-        count,
-        f"at most {LARGEST}",
-    )
+    require(count <= LARGEST, f"{path}.network: number of parameters", count, f"at most {LARGEST}")
     loss = getattr(algorithm, "loss", None)
     if algorithm.has_kernels and loss and is_custom(loss):
-        require_valid(f"policies.{name}.algorithm", own.algorithm, loss, own.options)
-    distribution = algorithm.make_distribution(own, assignment)
-    encoder = encoder_class(own.network.encoder)
+        require_valid(f"{path}.algorithm", own.algorithm, loss, own.options)
     policy = Policy(
         name,
         own,
         assignment,
         algorithm,
-        distribution,
+        algorithm.make_distribution(own, assignment),
         nnx.graphdef(network),
-        encoder,
+        encoder_class(own.network.encoder),
         context,
         memory=memory,
     )
@@ -135,7 +128,7 @@ def make_policy(name: str, context: Context) -> Policy:
         state = jax.eval_shape(functools.partial(algorithm.init, policy), params)
         require(
             state.normalizer is not None,
-            f"policies.{name}.normalize_observation",
+            f"{path}.normalize_observation",
             True,
             f"False (the default): {own.algorithm} does not use it",
         )
@@ -160,9 +153,14 @@ def require_plain_parameters(path: str, network: nnx.Module) -> None:
     """Raise TypeError for a network with variables that are not trained, like batch statistics."""
     others = nnx.state(network, nnx.filterlib.Not(nnx.Any(nnx.Param, nnx.RngState)))
     kinds = sorted({type(leaf).__name__ for _, leaf in nnx.to_flat_state(others)})
-    allowed = f"a module whose variables are all nnx.Param, without {', '.join(kinds)}"
-    reason = "Only parameters are trained"
-    require(not kinds, path, type(network).__name__, f"{allowed}. {reason}", TypeError)
+    require(
+        not kinds,
+        path,
+        type(network).__name__,
+        f"a module whose variables are all nnx.Param, without {', '.join(kinds)}. "
+        "Only parameters are trained",
+        TypeError,
+    )
 
 
 # fields of NetworkConfig that add a part to the network
@@ -182,10 +180,8 @@ def require_used(
             other = abstract_network(name, context, changed, algorithm)
         except Exception:  # the network cannot be built without the value, so it uses it
             continue
-        same = nnx.graphdef(network) == nnx.graphdef(other)
-        same = same and shapes_of(network) == shapes_of(other)
         require(
-            not same,
+            nnx.graphdef(network) != nnx.graphdef(other) or shapes_of(network) != shapes_of(other),
             f"policies.{name}.network.{field}",
             value,
             f"{usual!r} (the default): {config.algorithm} does not use it",

@@ -28,19 +28,21 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
         ValueError, TypeError: with the field, its value and the allowed values.
     """
     require_allowed("", config)
-    steps = config.total_env_steps
     most = LARGEST * config.env_steps_per_update
     require(
-        steps <= most,
+        config.total_env_steps <= most,
         "total_env_steps",
-        steps,
+        config.total_env_steps,
         f"at most {most} (2**31 - 1 updates, counted in int32)",
     )
-    divides = config.num_envs % config.blocks == 0
-    require(divides, "num_blocks", config.blocks, f"a divisor of num_envs = {config.num_envs}")
-    fits = config.devices >= 0 and config.blocks % (config.devices or 1) == 0
     require(
-        fits,
+        config.num_envs % config.blocks == 0,
+        "num_blocks",
+        config.blocks,
+        f"a divisor of num_envs = {config.num_envs}",
+    )
+    require(
+        config.devices >= 0 and config.blocks % (config.devices or 1) == 0,
         "devices",
         config.devices,
         f"a divisor of num_blocks = {config.blocks} (0: as many as possible)",
@@ -58,11 +60,14 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     env, params = make_env(config)
     require_rules(env, params, DECLARED)
     agents = sum(group_sizes(env).values())
-    factors = (
-        f"num_envs {config.num_envs} x rollout_length {config.rollout_length} x agents {agents}"
-    )
     rows = config.env_steps_per_update * agents
-    require(rows <= LARGEST, "transitions per rollout", rows, f"below 2**31: {factors}")
+    require(
+        rows <= LARGEST,
+        "transitions per rollout",
+        rows,
+        f"below 2**31: num_envs {config.num_envs} x rollout_length {config.rollout_length} x "
+        f"agents {agents}",
+    )
     for name, policy in config.policies.items():
         _validate_policy(name, policy)
     _validate_teams(config)
@@ -96,7 +101,7 @@ def reported_statistics(env: Env, params: EnvParams, config: TrainConfig) -> lis
 def _validate_teams(config: TrainConfig) -> None:
     for name, team in config.teams.items():
         path, names = f"teams.{name}", list(team.policies)
-        usable = name and "/" not in name and "." not in name and name not in config.policies
+        usable = _is_name(name) and name not in config.policies
         require(usable, "teams", name, "a name without '/' and '.' that no policy has")
         require(len(names) > 0, f"{path}.policies", names, "at least one policy")
         trained = {config.policies[policy].trainable for policy in names}
@@ -104,14 +109,16 @@ def _validate_teams(config: TrainConfig) -> None:
         require_allowed(f"{path}.", team)
 
 
+def _is_name(name: str) -> bool:
+    return bool(name) and "/" not in name and "." not in name
+
+
 def _validate_policy(name: str, policy: PolicyConfig) -> None:
-    usable = name and "/" not in name and "." not in name
-    require(usable, "policies", name, "a name without '/' and '.'")
+    require(_is_name(name), "policies", name, "a name without '/' and '.'")
     path = f"policies.{name}"
-    frozen = policy.past_selves and not policy.trainable
     require_allowed(f"{path}.", policy)
     require(
-        not frozen,
+        policy.trainable or not policy.past_selves,
         f"{path}.past_selves",
         policy.past_selves,
         "0 if trainable is false: the policy never changes",
@@ -119,18 +126,16 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
     check_options(f"{path}.network", policy.network)
     memory, usual = policy.network.memory, NetworkConfig().memory
     memory_class(memory, f"{path}.network.memory")
-    allowed = f"{usual!r} (the default) if recurrent_size is 0"
-    is_used = policy.network.recurrent_size or memory == usual
     require(
-        is_used,
+        policy.network.recurrent_size or memory == usual,
         f"{path}.network.memory",
         memory,
-        f"{allowed}. Set recurrent_size, the width of the memory",
+        f"{usual!r} (the default) if recurrent_size is 0. "
+        "Set recurrent_size, the width of the memory",
     )
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
-    shifted = policy.normalize_observation and raw
     require(
-        not shifted,
+        not (policy.normalize_observation and raw),
         f"{path}.normalize_observation",
         True,
         f"false with encoder {policy.network.encoder!r}",
@@ -140,19 +145,22 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
 def _validate_pool(name: str, config: TrainConfig, env: Env, assignment: Assignment) -> None:
     """Raise ValueError for opponents that cannot replace a policy, and for invalid shares."""
     policy, path = config.policies[name], f"policies.{name}"
-    alone, pool = len(config.policies) == 1, pool_of(policy)
+    several, pool = len(config.policies) > 1, pool_of(policy)
     for field, usual in (("past_selves", "0"), ("opponents", "left out")):
         value = getattr(policy, field)
         require(
-            not (value and alone),
+            several or not value,
             f"{path}.{field}",
             value,
             f"{usual} in a run with a single policy",
         )
-    what = "past_selves" if policy.past_selves else "opponents"
-    reason = f"{path} has {what}: each block is played by the policy or by one opponent"
-    enough = not pool.size or config.blocks >= 2
-    require(enough, "num_blocks", config.blocks, f"at least 2, because {reason}")
+    require(
+        not pool.size or config.blocks >= 2,
+        "num_blocks",
+        config.blocks,
+        f"at least 2, because {path} has {'past_selves' if policy.past_selves else 'opponents'}: "
+        "each block is played by the policy or by one opponent",
+    )
     for field in ("opponents_every", "opponents_priority"):
         value, usual = getattr(policy, field), getattr(PolicyConfig(), field)
         require(
@@ -197,8 +205,10 @@ def _validate_mask(name: str, assignment: Assignment) -> None:
     observation = assignment.observation_space
     for part, inner in observation.spaces.items() if isinstance(observation, Dict) else ():
         if _has_mask(inner):
-            field = f"policies.{name}: observation[{part!r}] contains {MASK}"
-            raise ValueError(f"{field}: must be a top-level key of the observation")
+            raise ValueError(
+                f"policies.{name}: observation[{part!r}] contains {MASK}: "
+                "must be a top-level key of the observation"
+            )
 
 
 def _has_mask(space: Space) -> bool:

@@ -4,7 +4,6 @@ Both fields name them "RUN[@CHECKPOINT][:POLICY]".
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,9 @@ import jax.numpy as jnp
 from wdjax.checks import require, require_known
 from wdjax.spaces import Box, Dict, Space
 from wdjax.train.config.facts import read_part
+from wdjax.train.devices.startup import in_thread
 from wdjax.train.learner.init import init_policy
-from wdjax.train.learner.saved import read_named
+from wdjax.train.learner.saved import read_run
 from wdjax.train.rollout.pool import REFERENCE, pool_of
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState, TrainState
@@ -48,10 +48,7 @@ def begin_elsewhere(setup: Setup) -> bool:
 
 def load_policies(setup: Setup) -> dict[str, PolicyState]:
     """Return `read_policies`, read in a thread so that it also works under jit and vmap."""
-    if not begin_elsewhere(setup):
-        return {}
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(read_policies, setup).result()
+    return in_thread(read_policies, setup).result() if begin_elsewhere(setup) else {}
 
 
 def read_policies(setup: Setup) -> dict[str, PolicyState]:
@@ -72,7 +69,7 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         run, wanted = parse_checkpoint(text)
         if run not in runs:
             try:
-                runs[run] = read_named(run, trust=setup.trust)
+                runs[run] = read_run(run, trust=setup.trust)
             except (ValueError, TypeError, FileNotFoundError) as error:
                 raise type(error)(f"{field}: {error}") from error
         other, state = runs[run]
@@ -83,19 +80,17 @@ def read_policies(setup: Setup) -> dict[str, PolicyState]:
         shapes, expected = (jax.tree.map(jnp.shape, params) for params in (theirs.params, own))
         if shapes != expected:  # a custom network has changed
             raise ValueError(f"{field}: its parameter shapes differ from those in policies.{name}")
-        kept = PolicyState(
-            theirs.params, None, theirs.normalizer, gradient_steps=theirs.gradient_steps
+        loaded[key] = jax.device_get(
+            PolicyState(theirs.params, None, theirs.normalizer, None, theirs.gradient_steps)
         )
-        loaded[key] = jax.device_get(kept)
     return loaded
 
 
 def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     """Raise ValueError, with the difference, if policies cannot share parameters."""
     path = f"policies.{policy.name}"
-    same = type(policy.algorithm).make_network is type(theirs.algorithm).make_network
     require(
-        same,
+        type(policy.algorithm).make_network is type(theirs.algorithm).make_network,
         f"{path}.algorithm",
         policy.config.algorithm,
         f"{theirs.config.algorithm!r}, as in {field}",
@@ -110,8 +105,10 @@ def require_same_policy(field: str, policy: Policy, theirs: Policy) -> None:
     for kind in ("observation_space", "action_space"):
         mine, his = (getattr(p.assignment, kind) for p in (policy, theirs))
         if _form(mine) != _form(his):
-            match = f"must match {mine} of {path}. Only bounds may differ."
-            raise ValueError(f"{field}: its {kind.replace('_', ' ')} {his} {match}")
+            raise ValueError(
+                f"{field}: its {kind.replace('_', ' ')} {his} must match {mine} of {path}. "
+                "Only bounds may differ."
+            )
 
 
 def _form(space: Space) -> object:

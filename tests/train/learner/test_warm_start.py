@@ -420,7 +420,7 @@ def test_changed_encoder_class_is_refused(tmp_path, monkeypatch):
     learner, state = load_run(tmp_path / "run")
     monkeypatch.setattr(Wider, "width", 5)
     monkeypatch.setattr(
-        "wdjax.train.learner.warm_start.read_named", lambda *_, **__: (learner.setup, state)
+        "wdjax.train.learner.warm_start.read_run", lambda *_, **__: (learner.setup, state)
     )
     with pytest.raises(
         ValueError, match=r"its parameter shapes differ from those in policies\.agent"
