@@ -32,7 +32,8 @@ class ScriptNamedRandom(Team):
 
 
 @says(
-    r"scripts\['work'\] = <function work at .*>: must be \(group, function of \(env, state, params, key\)\)"
+    r"scripts\['work'\] = <function work at .*>: must be \(group, function of \(env, state, "
+    r"params, key\)\)"
 )
 class ScriptWithoutGroup(Team):
     scripts = {"work": work}  # noqa: RUF012
@@ -49,14 +50,16 @@ class ScriptOfAnotherThanTheAgent(Line):
 
 
 @says(
-    r"scripts\['walk'\] returns int32 of shape \(1,\): must be int32 of shape \(\), the actions of 'agent'"
+    r"scripts\['walk'\] returns int32 of shape \(1,\): must be int32 of shape \(\), the actions "
+    r"of 'agent'"
 )
 class ScriptWithAnAxisOfAgents(Line):
     scripts = {"walk": ("agent", lambda *args: walk(*args)[None])}  # noqa: RUF012
 
 
 @says(
-    r"scripts\['work'\] returns float32 of shape \(2, 2\): must be int32 of shape \(2, 2\), the actions of 'worker'"
+    r"scripts\['work'\] returns float32 of shape \(2, 2\): must be int32 of shape \(2, 2\), the "
+    r"actions of 'worker'"
 )
 class ScriptOfFloats(Team):
     scripts = {"work": ("worker", lambda *args: work(*args) * 0.5)}  # noqa: RUF012
@@ -68,14 +71,16 @@ class ScriptOfAllGroups(Team):
 
 
 @says(
-    r"scripts\['work'\] returns \[\[3, 3\], \[3, 3\]\]: must be inside the action_space of 'worker'\. Clip"
+    r"scripts\['work'\] returns \[\[3, 3\], \[3, 3\]\]: must be inside the action_space of "
+    r"'worker'\. Clip"
 )
 class ScriptOutside(Team):
     scripts = {"work": ("worker", lambda *args: work(*args) + 3)}  # noqa: RUF012
 
 
 @says(
-    r"scripts\['walk'\] branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond"
+    r"scripts\['walk'\] branches on a traced value at broken_declarations\.py:\d+\. Use "
+    r"jnp\.where or lax\.cond"
 )
 class ScriptThatBranches(Line):
     scripts = {"walk": ("agent", lambda env, state, params, key: 0 if state.place > 0 else 2)}  # noqa: RUF012
@@ -99,7 +104,8 @@ class Watched(Team):
 
 
 @says(
-    r"split_observation of 'pilot', for leading axes \(4,\), returns 2 values: must be three arrays, \(others"
+    r"split_observation of 'pilot', for leading axes \(4,\), returns 2 values: must be three "
+    r"arrays, \(others"
 )
 class SplitInTwo(Watched):
     def split_observation(self, obs):
@@ -108,7 +114,8 @@ class SplitInTwo(Watched):
 
 
 @says(
-    r"split_observation of 'pilot', .* returns present as float32 .*: must be bool of shape \(4, 1\)"
+    r"split_observation of 'pilot', .* returns present as float32 .*: must be bool of shape \(4, "
+    r"1\)"
 )
 class PresentAsNumbers(Watched):
     def split_observation(self, obs):
@@ -126,7 +133,8 @@ class PresentOfOwn(Watched):
 
 
 @says(
-    r"split_observation of 'pilot', for leading axes \(2, 3\), returns others of shape \(6, 1, 1\): must be \(2, 3,"
+    r"split_observation of 'pilot', for leading axes \(2, 3\), returns others of shape \(6, 1, "
+    r"1\): must be \(2, 3,"
 )
 class SplitInRows(Watched):
     def split_observation(self, obs):
@@ -135,7 +143,8 @@ class SplitInRows(Watched):
 
 
 @says(
-    r"split_observation of 'worker', for leading axes \(4,\), returns own of shape \(4,\): must be \(4, m\)"
+    r"split_observation of 'worker', for leading axes \(4,\), returns own of shape \(4,\): must "
+    r"be \(4, m\)"
 )
 class OwnWithoutAxis(Watched):
     def split_observation(self, obs):
@@ -144,7 +153,8 @@ class OwnWithoutAxis(Watched):
 
 
 @says(
-    r"split_observation of 'pilot' returns own of sizes \(4,\) for leading axes \(4,\), \(2,\) for \(2, 3\)"
+    r"split_observation of 'pilot' returns own of sizes \(4,\) for leading axes \(4,\), \(2,\) "
+    r"for \(2, 3\)"
 )
 class OwnByTheBatch(Watched):
     def split_observation(self, obs):
@@ -157,7 +167,8 @@ class OwnByTheBatch(Watched):
 
 
 @says(
-    r"split_observation branches on a traced value at broken_declarations\.py:\d+\. Use jnp\.where or lax\.cond"
+    r"split_observation branches on a traced value at broken_declarations\.py:\d+\. Use "
+    r"jnp\.where or lax\.cond"
 )
 class SplitThatBranches(Watched):
     def split_observation(self, obs):

@@ -47,14 +47,16 @@ class Plain:
 
 
 @says(
-    r"NoDataclass\.size is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, with a line"
+    r"NoDataclass\.size is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, "
+    r"with a line"
 )
 class NoDataclass(Line):
     size: int = 3
 
 
 @says(
-    r"OwnInit\.factor is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, .* and no __init__"
+    r"OwnInit\.factor is not a field\. Add @dataclasses\.dataclass\(frozen=True\) to its class, "
+    r".* and no __init__"
 )
 class OwnInit(Line):
     def __init__(self, factor=1.0):
@@ -62,7 +64,8 @@ class OwnInit(Line):
 
 
 @says(
-    r"reach is a field of both TwiceNamed and its params, so make\(\.\.\.\) can set only one\. Rename one of them"
+    r"reach is a field of both TwiceNamed and its params, so make\(\.\.\.\) can set only one\. "
+    r"Rename one of them"
 )
 @dataclasses.dataclass(frozen=True)
 class TwiceNamed(Line):
@@ -82,7 +85,8 @@ class IdentityField(Line):
 
 
 @says(
-    r"default_params has type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass"
+    r"default_params has type dict: must be a frozen pytree\. Decorate it with "
+    r"flax\.struct\.dataclass"
 )
 class DictParams(Line):
     default_params = {"reach": 3.0}  # noqa: RUF012
@@ -101,7 +105,8 @@ class WordParams(LineParams):
 
 
 @says(
-    r"params\.mode = 'fast': must be a number or an array\. Make static choices fields of WordInParams"
+    r"params\.mode = 'fast': must be a number or an array\. Make static choices fields of "
+    r"WordInParams"
 )
 class WordInParams(Line):
     default_params = WordParams()
@@ -137,7 +142,8 @@ class NumberForSpace(Line):
 
 
 @says(
-    r"action_space returns a Dict of \['pilot', 'worker'\]: must be .* in their order: \['worker', 'pilot'\]"
+    r"action_space returns a Dict of \['pilot', 'worker'\]: must be .* in their order: "
+    r"\['worker', 'pilot'\]"
 )
 class GroupsInAnotherOrder(Team):
     def action_space(self, params):
@@ -154,6 +160,13 @@ class SpaceWithoutGroups(Team):
 class SpaceOfOneAgent(Team):
     def action_space(self, params):
         return Dict({**super().action_space(params).spaces, "worker": MultiDiscrete((2, 3))})
+
+
+@says(r"shape of Box.low = \(1, 2\): must be one that broadcasts to \(2,\)")
+class BoundsPerAgent(Team):
+    def observation_space(self, params):
+        pilot = Box(np.full((1, 2), -1.0), 1.0, (1, 2), batch_ndim=1)
+        return Dict({**super().observation_space(params).spaces, "pilot": pilot})
 
 
 @says(r"action_space is a batch, but BatchOfOne has no groups\. Return the space of one agent")
@@ -209,7 +222,8 @@ class MathOfTraced(Line):
 
 
 @says(
-    r"step uses a traced value as a Python index or count at broken_envs\.py:\d+\. Index a jax array with it"
+    r"step uses a traced value as a Python index or count at broken_envs\.py:\d+\. Index a jax "
+    r"array with it"
 )
 class ListIndex(Line):
     def step(self, key, state, action, params):
@@ -223,7 +237,8 @@ class MaskIndex(Team):
 
 
 @says(
-    r"observation_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field"
+    r"observation_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a "
+    r"static field"
 )
 class TracedBox(Line):
     def observation_space(self, params):
@@ -232,7 +247,8 @@ class TracedBox(Line):
 
 
 @says(
-    r"action_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static field"
+    r"action_space uses a traced value as a size at broken_envs\.py:\d+\. Make the size a static "
+    r"field"
 )
 class TracedDiscrete(Line):
     def action_space(self, params):
@@ -312,7 +328,8 @@ class Print(Line):
 
 
 @says_late(
-    r"step leaks a traced value\. Store nothing outside its return values, neither in attributes nor"
+    r"step leaks a traced value\. Store nothing outside its return values, neither in attributes "
+    r"nor"
 )
 class Leak(Line):
     seen = []  # noqa: RUF012
@@ -323,7 +340,8 @@ class Leak(Line):
 
 
 @says_late(
-    r"reset leaks a traced value\. Store nothing outside its return values, neither in attributes nor"
+    r"reset leaks a traced value\. Store nothing outside its return values, neither in attributes "
+    r"nor"
 )
 class LeakOfReset(Line):
     seen = []  # noqa: RUF012

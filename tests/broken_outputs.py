@@ -76,7 +76,8 @@ class OtherState(Line):
 
 
 @says(
-    r"reset returns a state of type dict: must be a frozen pytree\. Decorate it with flax\.struct\.dataclass"
+    r"reset returns a state of type dict: must be a frozen pytree\. Decorate it with "
+    r"flax\.struct\.dataclass"
 )
 class DictState(OtherState):
     def pack(self, state):
@@ -111,7 +112,8 @@ class StaticFieldThatChanges(Line):
 
 
 @says(
-    r"step returns state\.place as float32 of shape \(1,\), reset as float32 of shape \(\)\. Cast or reshape one"
+    r"step returns state\.place as float32 of shape \(1,\), reset as float32 of shape \(\)\. Cast "
+    r"or reshape one"
 )
 class StateGrows(Line):
     def step(self, key, state, action, params):
@@ -153,7 +155,8 @@ class TeamReward(AlteredTeam):
 
 
 @says(
-    r"step returns reward as a value that is not a dict: must be a dict of the groups, \['worker', 'pilot'\]"
+    r"step returns reward as a value that is not a dict: must be a dict of the groups, "
+    r"\['worker', 'pilot'\]"
 )
 class OneRewardForAll(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
@@ -212,7 +215,8 @@ class Counter(Team):
 
 
 @says(
-    r"step is compiled again for its own state: state\.time comes from a Python number\. Give it a dtype"
+    r"step is compiled again for its own state: state\.time comes from a Python number\. Give it "
+    r"a dtype"
 )
 class WeakState(Line):
     def reset(self, key, params):
@@ -229,7 +233,8 @@ class NestedParams(LineParams):
 
 
 @says(
-    r"step is compiled again for params on a device\. Write params\.masses\['cart'\] as np\.float32\(\.\.\.\)"
+    r"step is compiled again for params on a device\. Write params\.masses\['cart'\] as "
+    r"np\.float32\(\.\.\.\)"
 )
 class BareParams(Line):
     default_params = NestedParams()
@@ -301,7 +306,8 @@ class NanInInfo(Altered):
 
 
 @says_in_play(
-    r"step returns obs\['place'\]\[0\] = [12]\.\d+ in step \d+ of an episode, above the bound 1\.0 of obs"
+    r"step returns obs\['place'\]\[0\] = [12]\.\d+ in step \d+ of an episode, above the bound "
+    r"1\.0 of obs"
 )
 class NarrowSpace(Line):
     def observation_space(self, params):
@@ -309,7 +315,8 @@ class NarrowSpace(Line):
 
 
 @says_late(
-    r"reset returns obs\['place'\]\[0\] = -\d\.\d+ at a reset, below the bound 0\.0 of observation_space"
+    r"reset returns obs\['place'\]\[0\] = -\d\.\d+ at a reset, below the bound 0\.0 of "
+    r"observation_space"
 )
 class StartOutside(Line):
     def observation_space(self, params):
@@ -332,7 +339,8 @@ class SecondComponentOutside(Team):
 
 
 @says_late(
-    r"step returns obs\['time'\] = 8 in step 8 of an episode, above the bound 7 of observation_space"
+    r"step returns obs\['time'\] = 8 in step 8 of an episode, above the bound 7 of "
+    r"observation_space"
 )
 class LateClock(Line):
     def observe(self, state):
@@ -397,7 +405,8 @@ class BothEnds(Altered):
 
 
 @says_in_play(
-    r"truncated\['pilot'\]\[0\] is true in step 3 of an episode\. The class declares can_truncate = False"
+    r"truncated\['pilot'\]\[0\] is true in step 3 of an episode\. The class declares can_truncate "
+    r"= False"
 )
 class UnannouncedTimeLimit(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
@@ -405,7 +414,8 @@ class UnannouncedTimeLimit(AlteredTeam):
 
 
 @says_in_play(
-    r"reward\['worker'\]\[\d\] is not 0 after termination in step \d+ of an episode\. Set the rewards"
+    r"reward\['worker'\]\[\d\] is not 0 after termination in step \d+ of an episode\. Set the "
+    r"rewards"
 )
 class PaidAfterTheEnd(AlteredTeam):
     def alter(self, state, reward, terminated, truncated, info):
@@ -419,7 +429,8 @@ class AlwaysPaid(Altered):
 
 
 @says_in_play(
-    r"step lets the action of a terminated or truncated agent change state\.place\. Ignore its action"
+    r"step lets the action of a terminated or truncated agent change state\.place\. Ignore its "
+    r"action"
 )
 class WalksOnAfterTheEnd(Line):
     def step(self, key, state, action, params):

@@ -13,7 +13,7 @@ from toy_contract import Line, LineParams, LineState, Team
 import wdjax
 from wdjax import env_checker
 from wdjax.env_checker import play as env_play
-from wdjax.env_checker import rules as env_rules
+from wdjax.env_checker import programs
 
 
 def names_of(broken):
@@ -31,7 +31,7 @@ def only_play(monkeypatch):
 
 @pytest.mark.parametrize("name", wdjax.list_envs())
 def test_registered_environments_pass_checks_without_compilation(name, monkeypatch):
-    rules = [rule for rule in env_checker.CONTRACT if rule is not env_rules.params_can_be_batched]
+    rules = [rule for rule in env_checker.CONTRACT if rule is not programs.params_can_be_batched]
     monkeypatch.setattr(env_checker, "CONTRACT", rules)
     monkeypatch.setattr(env_play, "random_play", lambda case: [])
     assert wdjax.check_env(name) is None
@@ -272,7 +272,8 @@ def altered_twin(index, alter):
     [
         (
             altered_twin(1, lambda state: state.replace(time=state.time + (state.time == 4))),
-            r"step returns state\.time = 4 in step 4 of an episode, the twin 5\. Correct one of them",
+            r"step returns state\.time = 4 in step 4 of an episode, the twin 5\. Correct one of "
+            r"them",
         ),
         (
             altered_twin(0, lambda obs: {**obs, "action_mask": np.ones(3)}),

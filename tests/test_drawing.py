@@ -543,7 +543,8 @@ def test_player_works_in_a_browser(tmp_path, dark, width):
         page.run("location.hash = '#t=3'")
         page.wait_for("return state.frame == 3")
         page.run(
-            "HTMLAnchorElement.prototype.click = function () { window.saved = [this.href, this.download] }"
+            "HTMLAnchorElement.prototype.click = function () { window.saved = [this.href, "
+            "this.download] }"
         )
         page.run("save()")
         saved, name = page.run("return saved")
@@ -566,8 +567,10 @@ def test_player_draws_1000_agents_at_60_frames_per_second(tmp_path):
         page.show(tmp_path / "a.html")
         page.wait_for("return state.ready")
         seconds = page.run(
-            "return Array.from({length: 60}, (_, t) => { const before = performance.now(); seek(20 + t);"
-            "by('world').getContext('2d').getImageData(0, 0, 1, 1); return (performance.now() - before) / 1000; })"
+            "return Array.from({length: 60}, (_, t) => { const before = performance.now(); "
+            "seek(20 + t);"
+            "by('world').getContext('2d').getImageData(0, 0, 1, 1); return (performance.now() - "
+            "before) / 1000; })"
         )
         assert min(seconds) < 1 / 60
         assert page.run("return state.frame") == 79

@@ -165,7 +165,8 @@ def test_correct_late_environment_passes():
         (
             LateAlone,
             1,
-            "observes_late = True, but LateAlone has no advance. Implement it, or leave observes_late False",
+            "observes_late = True, but LateAlone has no advance. Implement it, or leave "
+            "observes_late False",
         ),
         (
             OtherClock,
@@ -186,7 +187,8 @@ def test_correct_late_environment_passes():
         (
             Unlike,
             400,
-            r"advance and then observe gives reward = 2\.0 in step 5 of an episode, but step gives 1\.0\. ",
+            r"advance and then observe gives reward = 2\.0 in step 5 of an episode, but step "
+            r"gives 1\.0\. ",
         ),
         (
             FirstOtherwise,

@@ -34,7 +34,8 @@ obs, state = env.reset(jax.random.key(0), longer)
 obs  # is Array
 state  # is State
 state.theta_dt  # found
-obs, state, reward, terminated, truncated, info = env.step(jax.random.key(1), state, jnp.int32(1), params)
+key = jax.random.key(1)
+obs, state, reward, terminated, truncated, info = env.step(key, state, jnp.int32(1), params)
 state.theta_dot  # is Array
 
 tag, tag_params = wdjax.make("tag_continuous", num_taggers=5)

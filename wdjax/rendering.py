@@ -363,7 +363,8 @@ def check_states(env: Env, states: Any, params: Any, leading: int = 0) -> int:
             actual, allowed = (", ".join(map(str, shape)) for shape in shapes)
             raise ValueError(
                 f"state{jax.tree_util.keystr(path)} has shape [{actual}]: must be [{allowed}]. "
-                "From a batch of replicas, select one: jax.tree.map(lambda leaf: leaf[..., i], state), "
+                "From a batch of replicas, select one: jax.tree.map(lambda leaf: leaf[..., i], "
+                "state), "
                 "with the index i at the axis of the replicas."
             )
     require(length != (0,), "states", "of length 0", "at least one state")

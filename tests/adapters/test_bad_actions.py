@@ -140,7 +140,8 @@ ARGUMENTS = [
         adapters.to_gymnasium_vector,
         (TAG, 2),
         {},
-        "TagGridworld has groups of agents (tagger, runner): gymnasium supports a single agent. Use to_p",
+        "TagGridworld has groups of agents (tagger, runner): gymnasium supports a single agent. "
+        "Use to_p",
     ),
     (adapters.to_gymnasium_vector, (CARTPOLE, 0), {}, "num_envs = 0: must be at least 1"),
     (

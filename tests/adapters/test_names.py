@@ -32,7 +32,8 @@ def test_missing_library_raises():
     code = """
 import sys
 from wdjax import adapters
-for name, library in (("to_gymnasium", "gymnasium"), ("to_pettingzoo", "pettingzoo"), ("to_gymnax", "gymnax")):
+for library in ("gymnasium", "pettingzoo", "gymnax"):
+    name = f"to_{library}"
     sys.modules[library] = None
     try:
         getattr(adapters, name)

@@ -226,7 +226,8 @@ def test_rejax_trains():
     rejax = pytest.importorskip("rejax")
     if hasattr(gymnax.environments.environment.Environment, "is_truncated"):
         pytest.skip(
-            "rejax 0.1.3 takes the steps of gymnax below 1.0: it cannot train on gymnax's own either"
+            "rejax 0.1.3 takes the steps of gymnax below 1.0: it cannot train on gymnax's own "
+            "either"
         )
     env = to_gymnax(*wdjax.make("cartpole"))
     options = {"total_timesteps": 40_000, "eval_freq": 20_000, "num_envs": 32, "num_steps": 128}

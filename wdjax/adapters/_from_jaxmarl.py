@@ -230,7 +230,8 @@ def from_jaxmarl(
     foreign.require_environment(env, "JaxMARL", ("agents", "reset", "step_env"))
     if credit is None and any("SMAX" in cls.__name__ for cls in type(env).__mro__):
         warnings.warn(
-            f"credit is not set: {type(env).__name__} pays dead agents a share of the team's reward, "
+            f"credit is not set: {type(env).__name__} pays dead agents a share of the team's "
+            "reward, "
             "and credit='agent' drops it. Set credit='team' for the returns of JaxMARL, or "
             "credit='agent' to silence this warning.",
             stacklevel=2,

@@ -153,7 +153,8 @@ def strip_mask(by_group: Mapping[str, Any], group: str) -> Any:
     others = [name for name in parts if name != MASK]
     if len(others) != 1:
         raise TypeError(
-            f"observation of {group} contains {', '.join(others)}: must be one array, with or without "
+            f"observation of {group} contains {', '.join(others)}: must be one array, with or "
+            "without "
             f"an {MASK}, for JaxMARL"
         )
     return parts[others[0]]

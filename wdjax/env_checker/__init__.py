@@ -8,7 +8,7 @@ from typing import Any
 
 from wdjax.checks import require, require_integer
 from wdjax.env import Env, cast_params
-from wdjax.env_checker import declarations, late, play, rules
+from wdjax.env_checker import declarations, late, play, programs, rules
 from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
@@ -17,7 +17,7 @@ __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
 DECLARED = (rules.groups_are_counts, rules.spaces_fit_the_groups, rules.masks_fit_the_actions)
 RETURNED = (
     rules.reset_observes_what_the_space_says,
-    rules.functions_are_traceable,
+    programs.functions_are_traceable,
     rules.step_observes_what_the_space_says,
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
@@ -34,8 +34,8 @@ CONTRACT = (
     rules.state_is_a_frozen_dataclass,
     rules.reset_observes_what_the_space_says,
     # no Python branches or NumPy on traced values; the right number of outputs
-    rules.functions_are_traceable,
-    rules.nothing_calls_the_host,
+    programs.functions_are_traceable,
+    programs.nothing_calls_the_host,
     rules.step_observes_what_the_space_says,
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
@@ -45,11 +45,11 @@ CONTRACT = (
     declarations.scripts_are_named_with_their_groups,
     declarations.scripts_act_for_their_groups,
     declarations.observations_split_into_others_and_own,
-    rules.nothing_leaks,
-    rules.no_key_is_used_twice,
-    rules.same_inputs_give_the_same,
-    rules.steps_compile_once,
-    rules.params_can_be_batched,
+    programs.nothing_leaks,
+    programs.no_key_is_used_twice,
+    programs.same_inputs_give_the_same,
+    programs.steps_compile_once,
+    programs.params_can_be_batched,
 )
 CONTRACT_OF_PLAY = (
     play.numbers_are_finite,

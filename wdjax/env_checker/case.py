@@ -145,7 +145,8 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
         expect(
             structure == structure_after
             and all(a is b for a, b in zip(leaves, leaves_after, strict=True)),
-            f"{method} changes its arguments in place. Build new dicts and lists, like {{**old, name: new}}.",
+            f"{method} changes its arguments in place. Build new dicts and lists, like {{**old, "
+            "name: new}.",
         )
         names = RETURNS[method]
         expect(
@@ -156,7 +157,8 @@ def trace(method: str, function: Callable, *args: Any) -> tuple[Any, dict[str, A
         for name, leaf in named_leaves(named):
             expect(
                 is_number(leaf),
-                f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree of them",
+                f"{method} returns {name} = {leaf!r:.80}: must be an array, a number, or a pytree "
+                "of them",
             )
         return named
 
@@ -238,7 +240,8 @@ def space_parts(
     if not isinstance(value, Mapping) or set(value) != set(space.spaces):
         returned = sorted(value) if isinstance(value, Mapping) else type(value).__name__
         fail(
-            f"{name} is {returned}: must be a dict with the keys {sorted(space.spaces)} of observation_space"
+            f"{name} is {returned}: must be a dict with the keys {sorted(space.spaces)} of "
+            "observation_space"
         )
     for key, part in space.spaces.items():
         yield from space_parts(part, value[key], f"{name}[{key!r}]")

@@ -29,11 +29,13 @@ def scripts_are_named_with_their_groups(case: Case) -> None:
     for name, script in scripts.items():
         expect(
             isinstance(name, str) and name != "random",
-            f"scripts has the key {name!r}: must be a string other than 'random', the name of random play",
+            f"scripts has the key {name!r}: must be a string other than 'random', the name of "
+            "random play",
         )
         expect(
             isinstance(script, tuple) and len(script) == 2 and callable(script[1]),
-            f"scripts[{name!r}] = {script!r:.80}: must be (group, function of (env, state, params, key))",
+            f"scripts[{name!r}] = {script!r:.80}: must be (group, function of (env, state, "
+            "params, key))",
         )
         expect(
             script[0] in groups,
@@ -57,12 +59,14 @@ def scripts_act_for_their_groups(case: Case) -> None:
         expected = words(jax.ShapeDtypeStruct(space.shape, jnp.dtype(space.dtype)))
         expect(
             words(action) == expected,
-            f"{label} returns {words(action)}: must be {expected}, the actions of {group!r} in action_space",
+            f"{label} returns {words(action)}: must be {expected}, the actions of {group!r} in "
+            "action_space",
         )
         action = _first_action(case, script)
         expect(
             space.contains(action),
-            f"{label} returns {action.tolist()!r:.80}: must be inside the action_space of {group!r}. Clip it.",
+            f"{label} returns {action.tolist()!r:.80}: must be inside the action_space of "
+            f"{group!r}. Clip it.",
         )
 
 
@@ -86,7 +90,8 @@ def ratios_are_of_sums_in_info(case: Case) -> None:
     for name, ratio in ratios.items():
         expect(
             isinstance(ratio, tuple) and len(ratio) == 2 and set(ratio) <= set(info),
-            f"info_ratios[{name!r}] = {ratio!r:.80}: must be (sum, divisor), two names of step's info: {info}",
+            f"info_ratios[{name!r}] = {ratio!r:.80}: must be (sum, divisor), two names of step's "
+            f"info: {info}",
         )
 
 
@@ -121,7 +126,8 @@ def observations_split_into_others_and_own(case: Case) -> None:
             expect(
                 first == other,
                 f"split_observation{of_group} returns {name} of sizes {first} for leading axes "
-                f"{LEADING[0]}, {other} for {LEADING[1]}. Its size must depend on the last axes only.",
+                f"{LEADING[0]}, {other} for {LEADING[1]}. Its size must depend on the last axes "
+                "only.",
             )
 
 
@@ -151,7 +157,8 @@ def _split(
     ):
         expect(
             part.shape[:n] == leading and len(part.shape) == n + axes.count(",") + 1,
-            f"{label} returns {name} of shape {part.shape}: must be ({', '.join(map(str, leading))}, {axes})",
+            f"{label} returns {name} of shape {part.shape}: must be "
+            f"({', '.join(map(str, leading))}, {axes})",
         )
     expected = words(jax.ShapeDtypeStruct(others.shape[:-1], bool))
     expect(

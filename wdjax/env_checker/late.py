@@ -33,14 +33,16 @@ def advance_returns_what_step_does(case: Case) -> None:
     for name in ("advance", "observe"):
         expect(
             getattr(type(case.env), name) is not getattr(Env, name),
-            f"observes_late = True, but {case.name} has no {name}. Implement it, or leave observes_late False.",
+            f"observes_late = True, but {case.name} has no {name}. Implement it, or leave "
+            "observes_late False.",
         )
     by_step, by_advance = (
         {name: outputs[name] for name in PLAYED} for _, outputs in (case.step, case.advance)
     )
     expect(
         structure_of(by_step) == structure_of(by_advance),
-        "advance returns another structure than step. Return the outputs of step, with a scene instead of obs.",
+        "advance returns another structure than step. Return the outputs of step, with a scene "
+        "instead of obs.",
     )
     for name, one, other in different_types(by_step, by_advance):
         fail(f"advance returns {name} as {other}, step as {one}. Return the same type.")
@@ -82,6 +84,7 @@ def _compare(
     if found := first_difference(case, actual, expected):
         name, index, a, b = found
         fail(
-            f"{way} gives {name}{element(index[1:])} = {a} {where(some, method, index[:1])}, but {method} gives {b}. "
+            f"{way} gives {name}{element(index[1:])} = {a} {where(some, method, index[:1])}, but "
+            f"{method} gives {b}. "
             "Batches use the first. Make both equal, or leave observes_late False."
         )

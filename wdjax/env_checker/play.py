@@ -138,8 +138,10 @@ def numbers_are_finite(case: Case, play: Play) -> None:
     if faults:
         method, name, index, value = min(faults, key=lambda fault: fault[2][0])
         fail(
-            f"{method} returns {name}{element(index[2:])} = {value} {where(play, method, index[:2])}. "
-            "Look for a division by 0, a root or logarithm of a negative number, or unbounded growth."
+            f"{method} returns {name}{element(index[2:])} = {value} "
+            f"{where(play, method, index[:2])}. "
+            "Look for a division by 0, a root or logarithm of a negative number, or unbounded "
+            "growth."
         )
 
 
@@ -158,7 +160,8 @@ def observations_are_in_their_space(case: Case, play: Play) -> None:
                     fail(
                         f"{method} returns {name}{element(index[2:])} = {leaf[index]} "
                         f"{where(play, method, index[:2])}, {relation} the bound "
-                        f"{np.broadcast_to(bound, leaf.shape)[index]} of observation_space. Correct one."
+                        f"{np.broadcast_to(bound, leaf.shape)[index]} of observation_space. "
+                        "Correct one."
                     )
 
 
@@ -194,7 +197,8 @@ def _check_mask(
     index = find((mask != 0) & (mask != 1) & active[..., None])
     if index:
         fail(
-            f"{method} returns {name}{element(index[2:])} = {mask[index]}: must be 1 (allowed) or 0 (not allowed)"
+            f"{method} returns {name}{element(index[2:])} = {mask[index]}: must be 1 (allowed) or "
+            "0 (not allowed)"
         )
     for i, part in enumerate(np.split(mask, np.cumsum(sizes)[:-1], axis=-1)):
         index = find(~part.any(axis=-1) & active)
@@ -258,7 +262,8 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
             index = find(wrong)
             if index:
                 fail(
-                    f"{name}{place}{element(index[2:])} {fault} {where(play, 'step', index[:2])}. {remedy}."
+                    f"{name}{place}{element(index[2:])} {fault} {where(play, 'step', index[:2])}. "
+                    f"{remedy}."
                 )
 
 
@@ -283,7 +288,8 @@ def clocks_run_to_the_end(case: Case, play: Play) -> None:
     index = find((play.time >= length) & (play.past == 0)) if length.ndim == 0 else None
     if index:
         fail(
-            f"step {int(play.time[index]) + 1} of an episode exceeds params.episode_length = {length}. "
+            f"step {int(play.time[index]) + 1} of an episode exceeds params.episode_length = "
+            f"{length}. "
             "Terminate or truncate the episode there."
         )
 
@@ -341,7 +347,8 @@ def twin_agrees(case: Case, play: Play) -> None:
         theirs = case.twin(row.key, row.state, row.action, params)
         expect(
             isinstance(theirs, tuple) and len(theirs) in (5, 6),
-            "the twin must return a tuple of 5 or 6: (obs, state, reward, terminated, truncated[, info])",
+            "the twin must return a tuple of 5 or 6: (obs, state, reward, terminated, truncated[, "
+            "info])",
         )
         named = zip(RETURNS["step"], theirs, strict=False)
         # report the state first, since the others follow from it
@@ -353,15 +360,18 @@ def twin_agrees(case: Case, play: Play) -> None:
 def _compare(case: Case, ours: Any, theirs: Any, name: str, moment: str) -> None:
     expect(
         structure_of(ours) == structure_of(theirs),
-        f"the twin returns a {name} with another structure than step. Return the same dataclass or dict.",
+        f"the twin returns a {name} with another structure than step. Return the same dataclass "
+        "or dict.",
     )
     for (leaf, a), b in zip(named_leaves(ours), jax.tree.leaves(theirs), strict=True):
         expect(
             as_numpy(a).shape == np.shape(b),
-            f"the twin returns {leaf} of shape {np.shape(b)}, step of shape {np.shape(a)}. Return the same shape.",
+            f"the twin returns {leaf} of shape {np.shape(b)}, step of shape {np.shape(a)}. Return "
+            "the same shape.",
         )
     if found := first_difference(case, theirs, ours):
         leaf, index, b, a = found
         fail(
-            f"step returns {leaf}{element(index)} = {a} {moment}, the twin {b}. Correct one of them."
+            f"step returns {leaf}{element(index)} = {a} {moment}, the twin {b}. Correct one of "
+            "them."
         )
