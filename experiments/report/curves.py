@@ -146,5 +146,6 @@ def draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) ->
         label=as_label(f"{name}{seeds}".strip()), color=color,
         alpha=faint, markersize=4,
     )  # fmt: skip
-    axes.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
+    ends = curve.low[known], curve.high[known]
+    axes.fill_between(curve.steps[known], *ends, color=color, alpha=0.2, linewidth=0)
     return not np.isnan(curve.low).all()
