@@ -22,16 +22,27 @@ Unit = Literal["agent", "team", "sequence"]
 
 
 class Steps(struct.PyTreeNode):
-    """Consecutive steps, leaves [T, N, n, ...]; in a replay with unit "team" [T, N, ...]."""
+    """Consecutive steps, leaves [T, N, n, ...]; in a replay with unit "team" [T, N, ...].
 
-    obs: Observation  # that the action was chosen on, in any structure
-    action: chex.ArrayTree  # as the critic receives it
-    reward: jax.Array  # float32, for the action
-    next_obs: Observation  # after the step, before any reset
-    terminated: jax.Array  # bool, the agent terminated in this step or before
-    over: jax.Array  # bool, the agent's episode ended in this step or before
-    live: jax.Array  # bool, valid: the agent was active before this step
-    order: jax.Array | None = None  # int32, index in a sequence, from `Replay.add`
+    Attributes:
+        obs: observation that the action was chosen on, in any structure, such as a dict by policy.
+        action: as the critic receives it, in any structure.
+        reward: float32, for the action.
+        next_obs: after the step, before any reset.
+        terminated: bool, the agent terminated in this step or before.
+        over: bool, the agent's episode ended in this step or before.
+        live: bool, valid: the agent was active before this step.
+        order: int32, index in a sequence, from `Replay.add`; otherwise None.
+    """
+
+    obs: Observation
+    action: chex.ArrayTree
+    reward: jax.Array
+    next_obs: Observation
+    terminated: jax.Array
+    over: jax.Array
+    live: jax.Array
+    order: jax.Array | None = None
 
     @classmethod
     def of(cls, rows: Rows, over: jax.Array) -> "Steps":
@@ -65,14 +76,21 @@ class ReplayBatch(struct.PyTreeNode):
     """N-step transitions, leaves [B, ...]; sequences [B, length, ...].
 
     The target of Q(obs, action) is reward + discount * Q(next_obs, ...).
+
+    Attributes:
+        obs: observation that the action was chosen on.
+        action: as stored.
+        reward: float32, the discounted sum of up to n rewards.
+        next_obs: observation after the last of these rewards.
+        discount: float32, gamma to the power of their number; 0 if the agent terminated.
+        valid: bool, belongs to the sequence; None for single transitions, which are all valid.
     """
 
-    obs: Observation  # that the action was chosen on
-    action: chex.ArrayTree  # as stored
-    reward: jax.Array  # float32, the discounted sum of up to n rewards
-    next_obs: Observation  # after the last of these rewards
-    discount: jax.Array  # float32, gamma to the power of their number; 0 if the agent terminated
-    # bool, belongs to the sequence; None for single transitions, which are all valid
+    obs: Observation
+    action: chex.ArrayTree
+    reward: jax.Array
+    next_obs: Observation
+    discount: jax.Array
     valid: jax.Array | None = None
 
 
