@@ -109,6 +109,8 @@ class OnPolicy(Algorithm):
 
     def check_network(self, policy: Policy, network: nnx.Module) -> None:
         path, kind = f"policies.{policy.name}.algorithm", type(network).__name__
+        if self.overridden("make_distribution"):
+            require_sums(path, policy.distribution)
         has_carry = jax.eval_shape(lambda: self.init_carry(policy, 1)) is not None
         words = f"the carry at the start of an episode, as the network {kind} has unroll"
         require(has_carry or not has_memory(network), f"{path}: its init_carry", None, words)
@@ -269,6 +271,20 @@ class OnPolicy(Algorithm):
     def overridden(self, *names: str) -> str | None:
         """Return the first of these functions that a subclass overrides, or None."""
         return overridden(self, OnPolicy, names)
+
+
+def require_sums(path: str, distribution: Distribution) -> None:
+    """Raise ValueError unless `log_prob` and `entropy` return one number per action."""
+    outputs = jnp.zeros((2, 3, distribution.num_outputs + distribution.num_free))
+    action = jax.eval_shape(distribution.sample, jax.random.key(0), outputs)
+    results = {
+        "log_prob": jax.eval_shape(distribution.log_prob, outputs, action),
+        "entropy": jax.eval_shape(distribution.entropy, outputs),
+    }
+    for name, result in results.items():
+        field = f"{path}: shape of {type(distribution).__name__}.{name}"
+        words = f"(2, 3) for outputs {outputs.shape}: one number per action"
+        require(result.shape == (2, 3), field, result.shape, words)
 
 
 def apply_transforms(

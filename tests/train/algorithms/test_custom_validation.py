@@ -10,7 +10,7 @@ from probes import tiny_config
 
 from wdjax.experiments.cli import main
 from wdjax.train import PPO, PolicyConfig, load_config, make_learner, traced, with_hypers
-from wdjax.train.learning import A2C, Schedule
+from wdjax.train.learning import A2C, Gaussian, Schedule
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -80,6 +80,37 @@ class Ordered(PPO):
 class NoDistribution(PPO):
     def make_distribution(self, config, assignment):
         raise ValueError("action space: must be bounded")
+
+
+class Kept(Gaussian):
+    def log_prob(self, outputs, action):
+        return super().log_prob(outputs, action)[..., None]
+
+
+class KeptEntropy(Gaussian):
+    def entropy(self, outputs):
+        return super().entropy(outputs)[..., None]
+
+
+class Unsummed(PPO):
+    distribution = Kept
+
+    def make_distribution(self, config, assignment):
+        return self.distribution(1, (1,))
+
+
+class UnsummedEntropy(Unsummed):
+    distribution = KeptEntropy
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"), [(Unsummed, "Kept.log_prob"), (UnsummedEntropy, "KeptEntropy.entropy")]
+)
+def test_a_distribution_returns_one_number_per_action(algorithm, name):
+    path = f"{__name__}:{algorithm.__name__}"
+    words = rf"policies.agent.algorithm: shape of {name} = \(2, 3, 1\): must be \(2, 3\) for "
+    with pytest.raises(ValueError, match=words):
+        make_learner(load_config("pendulum_ppo", **{"policies.agent.algorithm": path}))
 
 
 def test_check_is_called_before_networks_and_distributions_are_made():
