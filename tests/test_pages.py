@@ -200,6 +200,8 @@ def test_beta_distribution_of_the_how_to_page_equals_scipy(algorithms):
     np.testing.assert_allclose(kl, ratio.mean(0).sum(-1), rtol=1e-2, atol=1e-3)
     action = distribution.to_space(distribution.mode(outputs))
     assert ((action > jnp.array([-1.0, 0.0])) & (action < jnp.array([1.0, 3.0]))).all()
+    flat = distribution.mode(jnp.full(4, -1000.0))  # softplus is 0 in float32
+    np.testing.assert_allclose(flat, 0.5, rtol=1e-4)
 
 
 @jax.numpy_rank_promotion("allow")

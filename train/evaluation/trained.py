@@ -26,6 +26,10 @@ class TrainedPolicy:
     learned: PolicyState  # network parameters and statistics of the observation normalizer
     actor: Actor = struct.field(pytree_node=False)
 
+    def __repr__(self) -> str:
+        spaces = f"observation_space={self.observation_space}, action_space={self.action_space}"
+        return f"TrainedPolicy({self.actor.policy.name!r}, {spaces})"
+
     @property
     def observation_space(self) -> Space:
         """Observation space of one agent, including an action mask."""
