@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from wdjax.train import PPO, load_config, make_learner, register_algorithm
+from wdjax.train import PPO, load_config, load_run, make_learner, register_algorithm, save_run
 from wdjax.train.state import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,6 +179,37 @@ def metrics_of(preset, algorithm):
 def test_kl_term_of_the_how_to_page_is_a_valid_loss(algorithms):
     algorithm_page("class KLPPO")
     assert {"agent/kl_reference", "agent/beta"} <= metrics_of("cartpole_ppo", "KLPPO")
+
+
+def test_reference_run_of_the_how_to_page_is_kept_by_begin(algorithms, tmp_path):
+    config = load_config("cartpole_ppo")
+    saved = make_learner(config).init(jax.random.key(1))
+    save_run(tmp_path / "base", config, saved)
+    with pytest.raises(RuntimeError, match=r"run = .*base': must not be loaded while jax traces"):
+        jax.eval_shape(lambda: load_run(tmp_path / "base")[1])
+    algorithm_page("class NearRun(", **algorithm_page("class KLPPO"))
+    changes = {
+        "policies.agent.algorithm": "NearRun",
+        "policies.agent.reference": str(tmp_path / "base"),
+    }
+    learner = make_learner(load_config("cartpole_ppo", **changes))
+    states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 2))
+    state = jax.tree.map(lambda leaf: leaf[1], states).policies["agent"]
+    expected = saved.policies["agent"].params
+    jax.tree.map(np.testing.assert_array_equal, state.own["params"], expected)
+    weights = [one["policy_head"]["kernel"] for one in (state.params, expected)]
+    assert not np.array_equal(*weights)
+    assert "agent/kl_reference" in set(jax.eval_shape(learner.update, learner.shapes)[1])
+
+
+def test_wrapper_of_the_how_to_page_is_an_environment():
+    (code,) = [code for code in code_of("docs/how_to/own_environment.md") if "class Hidden" in code]
+    scope = {"__name__": "page"}
+    sys.modules.setdefault("page", types.ModuleType("page"))
+    exec(code, scope)  # calls check_env
+    env = scope["Hidden"](observed=(2,))
+    obs, state = env.reset(jax.random.key(0), env.default_params)
+    np.testing.assert_array_equal(obs, state.theta[None])
 
 
 @jax.numpy_rank_promotion("allow")

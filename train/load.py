@@ -209,6 +209,7 @@ def load_run(
     Raises:
         FileNotFoundError: if the run or the checkpoint does not exist.
         ValueError: if the run names code in an untrusted module, which is not imported.
+        RuntimeError: under a jax transformation that traces, such as jit.
     """
     run = run_folder if num_updates is None else f"{run_folder}@{num_updates}"
     setup, state = read_run(run, "best" if best else "newest", trust)

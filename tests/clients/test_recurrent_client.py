@@ -164,7 +164,7 @@ def test_unroll_equals_steps(place):
 
 def test_minibatches_of_a_custom_recurrent_network_divide_the_sequences():
     changes = {"policies.agent.minibatches": 8}
-    allowed = "a divisor of 4, the number of sequences per block"
+    allowed = "a divisor of 4, the number of sequences per block .*Increase num_envs or decrease"
     with pytest.raises(ValueError, match=f"agent.minibatches = 8: must be {allowed}"):
         make_learner(config_of(Recurrent, **changes))
 

@@ -148,7 +148,8 @@ def require_minibatches(
     minibatches = run.policy(name).options.minibatches
     if size % minibatches:
         allowed = f"a divisor of {size}, the number of {unit} per block ({factors})"
-        raise ValueError(f"policies.{name}.minibatches = {minibatches}: must be {allowed}")
+        larger = ". Increase num_envs or decrease num_blocks" if is_recurrent else ""
+        raise ValueError(f"policies.{name}.minibatches = {minibatches}: must be {allowed}{larger}")
 
 
 def policy_terms(log_prob: jax.Array, batch: Batch, options: PPOOptions) -> Terms:

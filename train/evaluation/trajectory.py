@@ -35,19 +35,27 @@ OBS_BYTES = 256 * 2**20  # maximum size of MAX_STEPS observations to include in 
 
 
 class Trajectory(struct.PyTreeNode):
-    """One episode of one replica as NumPy arrays, with T steps and T + 1 states."""
+    """One episode of one replica as NumPy arrays, with T steps and T + 1 states.
 
-    states: EnvState  # environment states, leaves [T + 1, ...]
-    action: Action  # as passed to the environment, leaves [T, ...]
-    reward: chex.ArrayTree  # as returned by the environment, leaves [T, ...]
-    terminated: chex.ArrayTree  # as returned by the environment, leaves [T, ...]
-    truncated: chex.ArrayTree  # as returned by the environment, leaves [T, ...]
+    Attributes:
+        states: environment states, leaves [T + 1, ...].
+        action: as passed to the environment, leaves [T, ...].
+        reward: as returned by the environment, leaves [T, ...].
+        terminated: as returned by the environment, leaves [T, ...].
+        truncated: as returned by the environment, leaves [T, ...].
+        choice: by policy (or role) trained with A2C or PPO, [T, n, ...]: "value"; for discrete
+            actions "probs" of all actions, components concatenated; for continuous actions "mean"
+            and "std" of the normal distribution before squashing.
+        obs: observations that the actions were chosen on, leaves [T, ...]; None if not recorded.
+    """
+
+    states: EnvState
+    action: Action
+    reward: chex.ArrayTree
+    terminated: chex.ArrayTree
+    truncated: chex.ArrayTree
     choice: dict[str, dict[str, np.ndarray]]
-    """by policy (or role) trained with A2C or PPO, [T, n, ...]: "value"; for discrete actions
-    "probs" of all actions, components concatenated; for continuous actions "mean" and "std" of the
-    normal distribution before squashing"""
     obs: Observation | None = None
-    """observations that the actions were chosen on, leaves [T, ...]; None if not recorded"""
 
     def to_npz(self, path: str | Path) -> Path:
         """Write all arrays to a compressed file for `numpy.load` and return its path.

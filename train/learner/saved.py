@@ -39,6 +39,11 @@ def read_run(
         default: checkpoint if `run` names none.
         trust: as for `load_run` (train/load.py).
     """
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise RuntimeError(
+            f"run = {str(run)!r}: must not be loaded while jax traces a function, such as "
+            "Algorithm.begin. Load it before, or under jax.ensure_compile_time_eval()."
+        )
     folder, checkpoint = split_checkpoint(str(run), default)
     num_updates = int(checkpoint) if checkpoint.isdecimal() else None
     if str(folder).startswith(REFERENCE):

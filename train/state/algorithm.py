@@ -147,9 +147,9 @@ class Algorithm(abc.ABC):
     def begin(self, policy: Policy, state: PolicyState) -> PolicyState:
         """Return the state of a policy at the start of a run; by default unchanged.
 
-        This is called once, after `init` and after `checkpoint` has set the normalizer and the
-        number of gradient steps, but not when a run is resumed. Override it to keep parts of the
-        initial state, such as a reference policy, in `PolicyState.own`.
+        This follows `init` and `checkpoint`, which sets the normalizer and the number of gradient
+        steps. It is traced; for a resumed or loaded run only to obtain shapes. Override it to keep
+        parts of the initial state, such as a reference policy, in `PolicyState.own`.
 
         Args:
             policy: static part of the policy.
