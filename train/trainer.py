@@ -248,17 +248,11 @@ class Trainer:
             last = config.num_updates
             bar = progress_bar(self.console, last, first, self._curve.svg)
             job = Job(
-                config,
-                last,
-                program,
-                checkpoints,
-                log,
+                config, last, program, checkpoints, log,
                 judge=functools.partial(self._judge, best, log),
                 report=functools.partial(self._report, stack.enter_context(bar)),
-                host=self._host,
-                begin=self._begin,
-                beside=not self.debug,
-            )
+                host=self._host, begin=self._begin, beside=not self.debug,
+            )  # fmt: skip
             self._stop_if_goals_were_reached()
             stopped = lambda: any_process(stop.is_set() or bool(self.ended_by))  # noqa: E731
             self.state, done = train_chunks(
@@ -274,15 +268,10 @@ class Trainer:
         devices = self.learner.setup.num_devices
         announce_run(self.console, self._given, self.config, self.workdir, devices)
         return start_run(
-            self.learner,
-            self.config,
-            self.workdir,
-            checkpoints,
+            self.learner, self.config, self.workdir, checkpoints,
             restored=functools.partial(self._evaluation.resume, best),
-            meanwhile=self._compile_in_background,
-            say=self._say,
-            debug=self.debug,
-        )
+            meanwhile=self._compile_in_background, say=self._say, debug=self.debug,
+        )  # fmt: skip
 
     def _stop_if_goals_were_reached(self) -> None:
         """Stop a resumed run if an earlier row has reached `stop_at`, as process 0 reads them."""
@@ -404,8 +393,7 @@ class Trainer:
             return
         file, made = self.workdir / "episode.gif", self._background.get("episode")
         program = made.result() if made and not made.exception() else None
-        without_drawing = contextlib.suppress(NotImplementedError)
-        with without_picture(file.name, self._say), without_drawing:
+        with without_picture(file.name, self._say), contextlib.suppress(NotImplementedError):
             seed = self.config.seed
             written = save_episode(self.learner, self.state, file, seed, program=program)
             self._say(f"Wrote {written}")

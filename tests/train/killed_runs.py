@@ -117,7 +117,8 @@ def kill(process: subprocess.Popen, folder: Path, draw: random.Random) -> str:
             if process.wait() >= 0:
                 return ""  # it ended before the signal
             left = f", in the middle of {len(temporary(folder))}" if temporary(folder) else ""
-            return f"{moment}, after {time.monotonic() - begun:.1f} s and {count_lines(folder) - lines} chunks{left}"
+            seconds, chunks = time.monotonic() - begun, count_lines(folder) - lines
+            return f"{moment}, after {seconds:.1f} s and {chunks} chunks{left}"
         time.sleep(0.001)
     return ""
 

@@ -29,7 +29,7 @@ def draw_blocks(draw: Callable, keys: jax.Array, shape: tuple[int, ...]) -> jax.
     Args:
         draw: a function of (key, shape), for example `jax.random.normal`.
         keys: [num_blocks], from `block_keys`.
-        shape: of the result; the leading axis counts the replicas on this device.
+        shape: shape of the result; the leading axis counts the replicas on this device.
     """
     share = (shape[0] // keys.shape[0], *shape[1:])
     return jax.vmap(lambda key: draw(key, share))(keys).reshape(shape)

@@ -1,8 +1,8 @@
 """Communication between the devices that share the work of a function (state/sharding.py).
 
 A function that sums with `total` and draws with `block_numbers` does not depend on the number of
-devices. On one device, outside a `shard_map` over AXIS, these functions change nothing, not even
-the compiled program.
+devices. On one device, outside a `shard_map` over AXIS, these functions return their arguments, and
+the compiled program is the same.
 
 Gradients: each device differentiates the sum of the loss over its own transitions, without
 communication. The gradient of the mean is the `total` of these gradients, divided by the `total` of
@@ -10,8 +10,8 @@ the numbers of transitions.
 
 Each message costs a small kernel, however short it is. XLA merges independent sums of float32 into
 one message. Therefore everything is sent as such a sum, also extremes and flags, and statistics
-that would need two messages, such as a mean and the deviations from it, are merged from the parts
-of each device in one (`moments.of_devices`). `total` and `side_by_side` send one vector and slice
+that would need two messages, such as a mean and the deviations from it, are merged in one from the
+parts of all devices (`moments.of_devices`). `total` and `side_by_side` send one vector and slice
 the result: XLA fuses slices with the kernels that use them, whereas it copies each leaf of a sum of
 many leaves with a separate kernel.
 """

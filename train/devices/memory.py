@@ -28,10 +28,10 @@ def bytes_needed(program: Any) -> int:
 
 
 def bytes_free(num_devices: int = 1) -> int:
-    """Return the usable free memory of a device in bytes, 80 % of what is free.
+    """Return the usable free memory of a device in bytes, 80 % of its free memory.
 
     Args:
-        num_devices: number of devices of the run; those of a CPU share its memory.
+        num_devices: number of devices of the run; the devices of a CPU share its memory.
     """
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")

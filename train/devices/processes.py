@@ -113,7 +113,7 @@ def is_one_of_several() -> bool:
 
 
 def require_fit(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Raise ValueError for an invalid address, number of processes or process. None is valid."""
+    """Raise ValueError for an invalid address, number of processes or process; they may be None."""
     port = re.fullmatch(r".+:(\d{1,5})", coordinator or "any:1")
     require(
         port and 1 <= int(port[1]) <= 65535,

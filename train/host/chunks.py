@@ -22,7 +22,7 @@ from wdjax.train.state.aliases import Metrics
 from wdjax.train.state.sharding import differing_leaves
 from wdjax.train.state.state import TrainState
 
-SECONDS = 2.0  # of a chunk whose size is measured
+SECONDS = 2.0  # duration of a chunk whose size is measured
 LONG_ENOUGH = 0.25  # seconds of a call from which the time of an update can be measured
 MOST, LINES = 4096, 20  # limits for a run: most updates of a chunk, fewest chunks
 # the same for members of a sweep, whose score is computed from the last chunk

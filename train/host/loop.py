@@ -38,8 +38,8 @@ Row = dict[str, Any]  # a line of metrics.jsonl
 class Part:
     """Metrics and update status of one run for one chunk."""
 
-    metrics: Metrics  # of its good updates
-    codes: np.ndarray  # of all its updates (learner/bad_numbers.py)
+    metrics: Metrics  # without its bad updates
+    codes: np.ndarray  # one for each of its updates (learner/bad_numbers.py)
     streak: int  # consecutive bad updates at the end, also over chunks
     ends: bool  # whether bad numbers end the run
 
@@ -117,15 +117,7 @@ def train_chunks(
     """
     parts: list[Part] | None = None
     with ThreadPoolExecutor(1) as thread:
-
-        def start() -> "Future[Played]":
-            coming = thread.submit(play_chunk, job, state, done)
-            # several processes must call the same functions in the same order
-            if not job.beside or jax.process_count() > 1:
-                wait([coming])
-            return coming
-
-        coming = None if done >= job.last or stopped() else start()
+        coming = None if done >= job.last or stopped() else start_chunk(thread, job, state, done)
         if coming is None and done < job.last:
             save_state(job.checkpoints, done, state, job.log, job.host())
         elif coming is not None:
@@ -148,7 +140,7 @@ def train_chunks(
             kept = state if ends else copied(state) if saves or begin else None
             # before the next chunk: the device computes one after the other
             begun = begin(kept) if begin and kept is not None else None
-            coming = None if ends or stopped() else start()
+            coming = None if ends or stopped() else start_chunk(thread, job, state, done)
             kept = kept if coming else state
             if not job.also:
                 outcome = job.judge(dataclasses.replace(chunk, state=kept, begun=begun))
@@ -156,6 +148,15 @@ def train_chunks(
     if job.log is not None:
         job.log.restore()
     return state, done
+
+
+def start_chunk(thread: ThreadPoolExecutor, job: Job, state: TrainState, done: int) -> Future:
+    """Start the next chunk in a thread, and wait for it unless the host works meanwhile."""
+    coming = thread.submit(play_chunk, job, state, done)
+    # several processes must call the same functions in the same order
+    if not job.beside or jax.process_count() > 1:
+        wait([coming])
+    return coming
 
 
 def play_chunk(job: Job, state: TrainState, done: int) -> Played:
@@ -184,7 +185,7 @@ def record(job: Job, done: int, outcome: Outcome, state: TrainState | None) -> N
     if state is not None:
         save_state(job.checkpoints, done, state, job.log, job.host())
     if outcome.failure is not None:
-        finish(job.checkpoints)  # the message says that the run is saved
+        finish(job.checkpoints)  # according to its message, the run is saved
         raise outcome.failure()
     job.report(outcome.rows)
 

@@ -37,7 +37,7 @@ LIBRARIES = {
 }  # fmt: skip
 
 UNKNOWN_OPTION = "No such compile option"  # in an error of XLA
-MOST_CHARACTERS = 200  # of an error of a compiler
+MOST_CHARACTERS = 200  # limit for the error of a compiler
 
 # (state, updates) -> (state, metrics)
 Program = Callable[[TrainState, np.int32], tuple[TrainState, Packed]]

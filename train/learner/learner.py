@@ -16,8 +16,8 @@ from wdjax.train.devices.collectives import num_shards
 from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.learner.bad_numbers import commit, first_bad, look_at_rows, look_at_steps
 from wdjax.train.learner.init import abstract_state, init
+from wdjax.train.learner.saved import begin_elsewhere, load_policies
 from wdjax.train.learner.setup import make_setup
-from wdjax.train.learner.warm_start import begin_elsewhere, load_policies
 from wdjax.train.rollout.opponents import finish
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.agents import group_sizes

@@ -26,8 +26,7 @@ from wdjax.train.networks.checks import check_encoder, check_memory
 from wdjax.train.networks.encoders import encoder_class
 from wdjax.train.state.agents import building_config
 from wdjax.train.state.algorithm import Algorithm
-from wdjax.train.state.context import Context
-from wdjax.train.state.policy import Policy, Setup, Team
+from wdjax.train.state.policy import Context, Policy, Setup, Team
 from wdjax.train.state.registry import find_algorithm, read_config
 from wdjax.train.state.sharding import choose_devices
 from wdjax.vector import ResetPool, vectorize

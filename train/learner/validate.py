@@ -27,36 +27,7 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     Raises:
         ValueError, TypeError: with the field, its value and the allowed values.
     """
-    require_allowed("", config)
-    most = LARGEST * config.env_steps_per_update
-    require(
-        config.total_env_steps <= most,
-        "total_env_steps",
-        config.total_env_steps,
-        f"at most {most} (2**31 - 1 updates, counted in int32)",
-    )
-    require(
-        config.num_envs % config.blocks == 0,
-        "num_blocks",
-        config.blocks,
-        f"a divisor of num_envs = {config.num_envs}",
-    )
-    require(
-        config.devices >= 0 and config.blocks % (config.devices or 1) == 0,
-        "devices",
-        config.devices,
-        f"a divisor of num_blocks = {config.blocks} (0: as many as possible)",
-    )
-    if not isinstance(config.reset, str):
-        require(
-            1 <= config.reset <= LARGEST,
-            "reset",
-            config.reset,
-            "'fresh', 'fixed' or a number of starts, at least 1 and below 2**31",
-        )
-    for name, goal in config.stop_at.items():
-        require(math.isfinite(goal), f"stop_at.{name}", goal, "finite")
-    require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
+    _validate_run(config)
     env, params = make_env(config)
     require_rules(env, params, DECLARED)
     agents = sum(group_sizes(env).values())
@@ -89,6 +60,38 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     if best is not None and best not in returns:
         require_known("best_metric", best, [*returns, *reported_statistics(env, params, config)])
     return env, params, assignments
+
+
+def _validate_run(config: TrainConfig) -> None:
+    require_allowed("", config)
+    most = LARGEST * config.env_steps_per_update
+    require(
+        config.total_env_steps <= most,
+        "total_env_steps",
+        config.total_env_steps,
+        f"at most {most} (2**31 - 1 updates, counted in int32)",
+    )
+    require(
+        config.num_envs % config.blocks == 0,
+        "num_blocks",
+        config.blocks,
+        f"a divisor of num_envs = {config.num_envs}",
+    )
+    require(
+        config.devices >= 0 and config.blocks % (config.devices or 1) == 0,
+        "devices",
+        config.devices,
+        f"a divisor of num_blocks = {config.blocks} (0: as many as possible)",
+    )
+    require(
+        isinstance(config.reset, str) or 1 <= config.reset <= LARGEST,
+        "reset",
+        config.reset,
+        "'fresh', 'fixed' or a number of starts, at least 1 and below 2**31",
+    )
+    for name, goal in config.stop_at.items():
+        require(math.isfinite(goal), f"stop_at.{name}", goal, "finite")
+    require(len(config.policies) > 0, "policies", config.policies, "at least one policy")
 
 
 def reported_statistics(env: Env, params: EnvParams, config: TrainConfig) -> list[str]:

@@ -29,9 +29,9 @@ from wdjax.train.host.programs import (
 )
 from wdjax.train.learner.init import init
 from wdjax.train.learner.learner import metric_names, run_up_to
+from wdjax.train.learner.saved import load_policies
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
-from wdjax.train.learner.warm_start import load_policies
 from wdjax.train.state.aliases import EnvParams
 from wdjax.train.state.hypers import Hypers, hypers_of
 from wdjax.train.state.policy import Setup

@@ -13,10 +13,9 @@ from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.networks.distributions import Distribution, make_distribution
 from wdjax.train.state.agents import Assignment
 from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, OptionsClass, Params
-from wdjax.train.state.context import Context
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.metric import Metric
-from wdjax.train.state.policy import Policy, Team
+from wdjax.train.state.policy import Context, Policy, Team
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, PolicyState
 
@@ -313,7 +312,7 @@ class Algorithm(abc.ABC):
             states: states of its policies, by name.
             shared: the state that they share; None: nothing.
             memories: memories of its policies, by name.
-            hypers: hyperparameters of its policies, by name; each includes those of the team.
+            hypers: hyperparameters of its policies, by name, each with the team's.
             rollout: the rollout.
             key: () key for this update.
             num_blocks: blocks of replicas on this device.

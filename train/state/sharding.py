@@ -160,7 +160,7 @@ ROLLOUT = Rollout(
 def one_copy(tree: chex.ArrayTree) -> chex.ArrayTree:
     """Return replicated arrays as single-device arrays on the first device of this process.
 
-    Traced arrays stay as they are.
+    Traced arrays are returned unchanged.
     """
 
     def copy(leaf: jax.Array) -> jax.Array:

@@ -338,8 +338,8 @@ def restore_newest(
 ) -> tuple[int, TrainState, HostData] | None:
     """Return (step, state, host) of the newest readable checkpoint, None without checkpoints.
 
-    Newer checkpoints that are damaged are renamed, because the run reaches their updates again.
-    Nothing is deleted.
+    Damaged newer checkpoints are renamed, because the run reaches their updates again. They are not
+    deleted.
 
     Args:
         manager: from `open_checkpoints`.
@@ -348,7 +348,7 @@ def restore_newest(
         say: called with a warning for each checkpoint that was renamed.
 
     Raises:
-        ValueError: if the newest checkpoint has another configuration, or none is readable.
+        ValueError: if the newest checkpoint has another configuration, or all are damaged.
     """
     damaged: dict[int, DamagedCheckpointError] = {}
     for step in sorted(manager.all_steps(), reverse=True):

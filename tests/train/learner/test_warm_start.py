@@ -22,8 +22,7 @@ from wdjax.train import (
     record_episode,
 )
 from wdjax.train.learner.init import with_counts
-from wdjax.train.learner.saved import split_checkpoint
-from wdjax.train.learner.warm_start import parse_checkpoint
+from wdjax.train.learner.saved import parse_checkpoint, split_checkpoint
 from wdjax.train.networks.encoders import ENCODERS, FlatEncoder
 from wdjax.train.state.normalization import Normalizer, RunningStatistics
 from wdjax.train.state.state import PolicyState
@@ -420,7 +419,7 @@ def test_changed_encoder_class_is_refused(tmp_path, monkeypatch):
     learner, state = load_run(tmp_path / "run")
     monkeypatch.setattr(Wider, "width", 5)
     monkeypatch.setattr(
-        "wdjax.train.learner.warm_start.read_run", lambda *_, **__: (learner.setup, state)
+        "wdjax.train.learner.saved.read_run", lambda *_, **__: (learner.setup, state)
     )
     with pytest.raises(
         ValueError, match=r"its parameter shapes differ from those in policies\.agent"

@@ -1,4 +1,4 @@
-"""Traced hyperparameters: one mapping per policy, with those of the policy and of its algorithm."""
+"""Traced hyperparameters: one mapping per policy, with the fields of policy and algorithm."""
 
 import jax
 import jax.numpy as jnp
