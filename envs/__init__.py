@@ -244,6 +244,5 @@ def _require_env(subject: str, source: Any) -> None:
             and field.default is dataclasses.MISSING
             and field.default_factory is dataclasses.MISSING
         ):
-            raise TypeError(
-                f"{source.__name__}.{field.name} has no default. Add a default, or register an instance"
-            )
+            name = f"{source.__name__}.{field.name}"
+            raise TypeError(f"{name} has no default. Add a default, or register an instance")

@@ -15,59 +15,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.checks import (
-    MANY,
-    require,
-    require_bool,
-    require_each,
-    require_finite,
-    require_integer,
-    require_not_negative,
-    require_positive,
-)
+from wdjax.checks import MANY, require, require_bool, require_integer
 from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.climate import economy
 from wdjax.envs.climate.calibration import published
 from wdjax.envs.climate.indices import START, index_gains
-from wdjax.envs.climate.state import ACTIVITIES, Params, State, Treaty
+from wdjax.envs.climate.state import (
+    ACTIVITIES,
+    COLUMNS,
+    Params,
+    State,
+    Treaty,
+    check_ranges,
+    check_shapes,
+)
 from wdjax.spaces import Box, Dict, MultiDiscrete
 
 Arrays = dict[str, jax.Array]
 REGION = "region"
 INDICES = ("climate_index", "economic_index")
 STAGES = 3  # env steps per activity step with negotiation: proposal, evaluation, activity
-
-
-COLUMNS = ("A_0", "K_0", "L_0", "L_a", "l_g", "g_A", "delta_A", "sigma_0")
-POSITIVE = (
-    "A_0",
-    "K_0",
-    "L_0",
-    "M_0",
-    "M_AT_1750",
-    "t_f",
-    "theta_2",
-    "armington_lambda",
-    "step_years",
-)
-NOT_NEGATIVE = (
-    "L_a",
-    "sigma_0",
-    "phi_M",
-    "b_M",
-    "E_land_0",
-    "a_1",
-    "a_2",
-    "a_3",
-    "p_b",
-    "alpha",
-    "rho",
-    "dom_pref",
-    "for_pref",
-    "balance_interest_rate",
-    "debt_multiplier",
-)
-SHARES = ("delta_E_land", "delta_pb", "delta_K", "delta_sigma", "gamma")
 
 
 def save(env: "Rice", state: State, params: Params, key: jax.Array) -> jax.Array:
@@ -160,44 +127,11 @@ class Rice(Env):
         )
 
     def check_params(self, params: Params) -> None:
-        defaults = self.default_params
-        for field in dataclasses.fields(params):
-            expected, shape = (
-                np.shape(getattr(defaults, field.name)),
-                np.shape(getattr(params, field.name)),
-            )
-            allowed = (
-                f"numbers of shape {expected}"
-                + f", one per region (num_regions = {self.num_regions})" * (field.name in COLUMNS)
-            )
-            require(
-                shape[len(shape) - len(expected) :] == expected,
-                field.name,
-                getattr(params, field.name),
-                allowed,
-            )
-        regions = published()["num_regions"]
-        allowed = f"set to finite numbers. The published calibration has {regions} regions"
-        require_each(params, COLUMNS, np.isfinite, allowed)
-        require_finite(params)
-        require_positive(params, *POSITIVE)
-        require_not_negative(params, *NOT_NEGATIVE)
-        require_each(params, SHARES, lambda value: (value >= 0) & (value <= 1), "from 0 to 1")
-        price = np.asarray(params.p_b / (1000 * params.theta_2))[..., None] * params.sigma_0
-        require(
-            np.all(price <= 1),
-            "p_b",
-            params.p_b,
-            "small enough that full abatement costs at most all output: "
-            "p_b sigma_0 / (1000 theta_2) <= 1 in each region",
-        )
-        require_positive(params, "episode_length")
-        require(
-            not self.negotiation or np.all(params.episode_length % STAGES == 0),
-            "episode_length",
-            params.episode_length,
-            "a multiple of 3 with negotiation",
-        )
+        check_shapes(params, self.default_params)
+        check_ranges(params, f"The published calibration has {published()['num_regions']} regions")
+        steps = params.episode_length
+        is_whole = not self.negotiation or np.all(steps % STAGES == 0)
+        require(is_whole, "episode_length", steps, "a multiple of 3 with negotiation")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, Arrays], State]:
         """Return the state of 2015; every reset is identical."""

@@ -1,9 +1,22 @@
-"""State and params of RICE-N."""
+"""State and params of RICE-N, and the allowed values of the params."""
+
+import dataclasses
 
 import jax
+import numpy as np
 from flax import struct
 
+from wdjax.checks import (
+    require,
+    require_each,
+    require_finite,
+    require_not_negative,
+    require_positive,
+)
+
 ACTIVITIES = 20  # activity steps of 5 years, 2015 to 2115
+# params with one number per region
+COLUMNS = ("A_0", "K_0", "L_0", "L_a", "l_g", "g_A", "delta_A", "sigma_0")
 
 
 class Treaty(struct.PyTreeNode):
@@ -42,9 +55,8 @@ class State(struct.PyTreeNode):
     tariffs: jax.Array
     """tau (n, n) float in [0, 1], tariff of region i on imports from j, in force from the next
     activity step on"""
-    abatement_price: (
-        jax.Array
-    )  # theta_1 (n,) float, cost of full abatement as a share of production
+    abatement_price: jax.Array
+    """theta_1 (n,) float, cost of full abatement as a share of production"""
     abatement_cost: jax.Array  # (n,) float, abatement cost as a share of production
     production: jax.Array  # Y (n,) float, trillion USD/year, before damages and abatement
     output: jax.Array  # Q (n,) float, trillion USD/year, gross output after damages and abatement
@@ -109,3 +121,31 @@ class Params(struct.PyTreeNode):
     output_bonus: float = 0.0
     """utility per trillion USD/year, paid for a region's own gross output; 0: as published"""
     episode_length: int = ACTIVITIES  # env steps, after which all agents terminate
+
+
+def check_shapes(params: Params, defaults: Params) -> None:
+    """Raise ValueError unless each field has the shape of its default, after any batch axes."""
+    for field in dataclasses.fields(params):
+        value, expected = getattr(params, field.name), np.shape(getattr(defaults, field.name))
+        allowed = f"numbers of shape {expected}"
+        if field.name in COLUMNS:
+            allowed += f", one per region (num_regions = {expected[0]})"
+        fits = np.shape(value)[np.ndim(value) - len(expected) :] == expected
+        require(fits, field.name, value, allowed)
+
+
+def check_ranges(params: Params, hint: str) -> None:
+    """Raise ValueError unless all numbers are in their range; `hint` explains missing ones."""
+    require_each(params, COLUMNS, np.isfinite, f"set to finite numbers. {hint}")
+    require_finite(params)
+    require_positive(params, "A_0", "K_0", "L_0", "M_0", "M_AT_1750", "t_f", "theta_2")
+    require_positive(params, "armington_lambda", "step_years", "episode_length")
+    require_not_negative(params, "L_a", "sigma_0", "phi_M", "b_M", "E_land_0", "a_1", "a_2", "a_3")
+    require_not_negative(params, "p_b", "alpha", "rho", "dom_pref", "for_pref")
+    require_not_negative(params, "balance_interest_rate", "debt_multiplier")
+    shares = ("delta_E_land", "delta_pb", "delta_K", "delta_sigma", "gamma")
+    require_each(params, shares, lambda value: (value >= 0) & (value <= 1), "from 0 to 1")
+    price = np.asarray(params.p_b / (1000 * params.theta_2))[..., None] * params.sigma_0
+    allowed = "small enough that full abatement costs at most all output"
+    formula = "p_b sigma_0 / (1000 theta_2) <= 1 in each region"
+    require(np.all(price <= 1), "p_b", params.p_b, f"{allowed}: {formula}")

@@ -45,7 +45,8 @@ def commons_scene(env: Any, states: Any, params: Any) -> Scene:
         Lines(np.stack([time, stock], axis=-1), "blue", 2, window=window, label="stock"),
     ]
     captions = [
-        f"step {t} of {length}: {fish} fish, tax {float(params.tax_step) * tax_level:.2f}, {catch} caught"
+        f"step {t} of {length}: {fish} fish, tax {float(params.tax_step) * tax_level:.2f}, "
+        f"{catch} caught"
         for t, fish, tax_level, catch in zip(time, stock, level, caught, strict=True)
     ]
     return Scene(

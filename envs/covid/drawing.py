@@ -119,31 +119,21 @@ def map_scene(env: Any, states: Any, params: Any) -> Scene:
             bold=True,
         ),
     ]
-    for value, most, color, bottom, label in (
-        (unemployed, MOST_IDLE, "orange", 0.1, "unemployed"),
-        (dead, MOST_DEAD, "red", 0.3, "dead"),
-    ):
-        filled = np.clip(value / most, 0, 1)
-        marks += [
-            Shapes(x + 0.5, y - 0.935 + bottom, SQUARE, (0.4, 0.065), color="paper"),
-            Shapes(
-                x + 0.1 + 0.4 * filled,
-                y - 0.935 + bottom,
-                SQUARE,
-                (0.4 * filled, 0.065),
-                color=color,
-                label=f"{label}, to {most:g} %",
-            ),
-        ]
+    marks += _bar(
+        x, y - 0.935 + 0.1, unemployed / MOST_IDLE, "orange", f"unemployed, to {MOST_IDLE:g} %"
+    )
+    marks += _bar(x, y - 0.935 + 0.3, dead / MOST_DEAD, "red", f"dead, to {MOST_DEAD:g} %")
     columns, rows = (max(place[i] for place in places.values()) + 1 for i in (0, 1))
 
     def share(people) -> np.ndarray:
         return 100 * np.asarray(people).sum(axis=-1) / population.sum()
 
     days = zip(states.time, share(states.dead), share(states.unemployed), subsidy, strict=True)
+    last, highest = int(params.episode_length), float(params.max_subsidy)
     captions = [
-        f"day {int(t)} of {int(params.episode_length)}: {dead:.2f} % dead, {idle:.1f} % unemployed\nsubsidy level "
-        f"{int(paid)}: {float(params.max_subsidy) * int(paid) / env.num_subsidy_levels:,.0f} USD per person and year"
+        f"day {int(t)} of {last}: {dead:.2f} % dead, {idle:.1f} % unemployed\n"
+        f"subsidy level {int(paid)}: {highest * int(paid) / env.num_subsidy_levels:,.0f} USD "
+        "per person and year"
         for t, dead, idle, paid in days
     ]
     return Scene(
@@ -153,6 +143,15 @@ def map_scene(env: Any, states: Any, params: Any) -> Scene:
         np.asarray(states.time),
         axes=False,
     )
+
+
+def _bar(x: np.ndarray, y: np.ndarray, share: np.ndarray, color: str, label: str) -> list[Mark]:
+    """Return a bar in each tile, filled by a share [T, n] of its length."""
+    filled, height = np.clip(share, 0, 1), 0.065
+    bar = Shapes(
+        x + 0.1 + 0.4 * filled, y, SQUARE, (0.4 * filled, height), color=color, label=label
+    )
+    return [Shapes(x + 0.5, y, SQUARE, (0.4, height), color="paper"), bar]
 
 
 def shade_of(level: Any) -> Any:

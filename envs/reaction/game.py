@@ -154,30 +154,20 @@ class ReactionPath(Env):
             params.nz,
             f"at least z_lower + {layers}, the number of layers of the table",
         )
-        allowed = f"{3 * self.num_atoms} cells x, y, z, 0 <= x < {nx}, 0 <= y < {ny}, {lower} <= z < {upper} (the slab)"
+        slab = f"0 <= x < {nx}, 0 <= y < {ny}, {lower} <= z < {upper} (the slab)"
+        allowed = f"{3 * self.num_atoms} cells x, y, z, {slab}"
         for name in ("initial_state", "final_state"):
             cells = getattr(params, name)
             require(np.shape(cells)[-1:] == (3 * self.num_atoms,), name, cells, allowed)
             x, y, z = np.moveaxis(
                 np.reshape(cells, (*np.shape(cells)[:-1], self.num_atoms, 3)), -1, 0
             )
-            inside = (
-                (x >= 0)
-                & (x < nx)
-                & (y >= 0)
-                & (y < ny)
-                & (z >= lower[..., None])
-                & (z < upper[..., None])
-            )
+            in_plane = (x >= 0) & (x < nx) & (y >= 0) & (y < ny)
+            inside = in_plane & (z >= lower[..., None]) & (z < upper[..., None])
             require(np.all(inside), name, cells, allowed)
-        require(
-            np.all(
-                np.any(np.asarray(params.initial_state) != np.asarray(params.final_state), axis=-1)
-            ),
-            "final_state",
-            params.final_state,
-            "different from initial_state",
-        )
+        start, goal = np.asarray(params.initial_state), np.asarray(params.final_state)
+        differs = np.all(np.any(start != goal, axis=-1))
+        require(differs, "final_state", params.final_state, "different from initial_state")
 
     def reset(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
         """Place the atoms at initial_state.

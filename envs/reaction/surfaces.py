@@ -304,9 +304,8 @@ def load_table(surface: str) -> Table:
         return built_in(surface)
     if not surface.endswith(".npy"):
         valid = f"a built-in surface, {OWN_TABLE!r} or the path of a .npy file"
-        raise ValueError(
-            f"surface = {surface!r}: must be {valid}: {did_you_mean(surface, [*SURFACES, OWN_TABLE])}"
-        )
+        closest = did_you_mean(surface, [*SURFACES, OWN_TABLE])
+        raise ValueError(f"surface = {surface!r}: must be {valid}: {closest}")
     try:
         with open_regular(Path(surface).expanduser(), most=MOST_BYTES) as file:
             energies = np.load(file, allow_pickle=False)

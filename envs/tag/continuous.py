@@ -18,6 +18,7 @@ from flax import struct
 from wdjax.checks import (
     MANY,
     require,
+    require_all,
     require_bool,
     require_each,
     require_finite,
@@ -156,19 +157,13 @@ class TagContinuous(Tag):
             "step_reward_for_runner",
             "end_of_game_reward_for_runner",
         )
-        require_each(
-            params,
-            ("tagging_distance",),
-            lambda value: (value >= 0) & (value <= 1),
-            "between 0 and 1",
-        )
-        for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):
-            require(
-                np.all(getattr(params, low) <= getattr(params, high)),
-                low,
-                getattr(params, low),
-                f"at most {high}",
-            )
+        radius, slowest = params.tagging_distance, params.min_acceleration
+        rules = {
+            "tagging_distance": ((radius >= 0) & (radius <= 1), "between 0 and 1"),
+            "min_acceleration": (slowest <= params.max_acceleration, "at most max_acceleration"),
+            "min_turn": (params.min_turn <= params.max_turn, "at most max_turn"),
+        }
+        require_all(params, rules)
         self.check_starts(params)
 
     # --- reset ---
@@ -242,14 +237,8 @@ class TagContinuous(Tag):
         truncated = jnp.zeros(self.num_agents, bool)
         tags = jnp.sum(tagged, dtype=jnp.int32)
         info = {"tags": tags, "tag_steps": tags * jnp.float32(state.time)}
-        return (
-            scene,
-            state,
-            self.by_group(reward),
-            self.by_group(terminated),
-            self.by_group(truncated),
-            info,
-        )
+        split = self.by_group
+        return scene, state, split(reward), split(terminated), split(truncated), info
 
     def move(
         self, state: State, action: Arrays, playing: jax.Array, params: Params

@@ -167,14 +167,8 @@ class TagGridworld(Tag):
         tags = (tagged & ~over_before).astype(jnp.int32)
         info = {"tags": tags, "tag_steps": tags * jnp.float32(state.time)}
         truncated = jnp.zeros(self.num_agents, bool)
-        return (
-            state,
-            state,
-            self.by_group(reward),
-            self.by_group(terminated),
-            self.by_group(truncated),
-            info,
-        )
+        split = self.by_group
+        return state, state, split(reward), split(terminated), split(truncated), info
 
     def dynamics(
         self, state: State, action: Arrays, params: Params, moving: jax.Array

@@ -87,8 +87,8 @@ def test_golden_trajectories(name, bits):
     assert state.capital.dtype == {64: np.float64, 32: np.float32}[bits]
     assert reward["region"].dtype == np.float32
     returns = state.reward.astype(np.float64).sum(axis=0)
-    numbers = (returns.sum(), returns[0], returns[20], state.temperature[-1, 0], state.carbon[-1, 0],
-             state.output[-1].sum())  # fmt: skip
+    world = (state.temperature[-1, 0], state.carbon[-1, 0], state.output[-1].sum())
+    numbers = (returns.sum(), returns[0], returns[20], *world)
     rtol = 1e-6 if bits == 64 else 1e-5
     np.testing.assert_allclose(numbers, (total, first, other, warm, carbon, output), rtol=rtol)
     # rewards are returned in 32 bits
@@ -106,8 +106,9 @@ def test_golden_trajectories(name, bits):
 
 
 def check_first_step_of_b(state):
-    numbers = (*state.temperature, state.carbon[0], state.capital[0], state.capital[20], state.balance[0],
-             state.reward[0], state.reward[20], state.reward.sum())  # fmt: skip
+    stocks = (state.carbon[0], state.capital[0], state.capital[20], state.balance[0])
+    rewards = (state.reward[0], state.reward[20], state.reward.sum())
+    numbers = (*state.temperature, *stocks, *rewards)
     expected = (
         0.988661088,
         0.02788,

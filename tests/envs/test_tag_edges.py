@@ -9,8 +9,10 @@ import wdjax
 from wdjax.envs.tag.continuous import State
 
 RULES = {
-    "num_taggers": 2, "num_runners": 2, "grid_length": 8.0, "episode_length": 4, "tagging_distance": 0.125,
-    "num_acceleration_levels": 3, "num_turn_levels": 3, "edge_hit_penalty": -0.5, "tag_reward_for_tagger": 3.0,
+    "num_taggers": 2, "num_runners": 2, "grid_length": 8.0, "episode_length": 4,
+    "tagging_distance": 0.125,
+    "num_acceleration_levels": 3, "num_turn_levels": 3, "edge_hit_penalty": -0.5,
+    "tag_reward_for_tagger": 3.0,
     "tag_penalty_for_runner": -2.0, "end_of_game_reward_for_runner": 7.0,
 }  # fmt: skip  # the margin is 1
 ENVS = {

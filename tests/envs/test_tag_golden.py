@@ -89,11 +89,13 @@ def test_golden_steps_of_tag_continuous(name):
 def test_golden_full_observations():
     second, third = (play(use_full_observation=True)[t][0] for t in (1, 2))
     tagger_second = [
-        0.0892515, 0.1599622, 0.6195816, -0.0487583, -0.0487583, 0.4815718, -1.2, -0.2, -0.2, 0, 0, 0,
+        0.0892515, 0.1599622, 0.6195816, -0.0487583, -0.0487583, 0.4815718, -1.2, -0.2, -0.2, 0,
+        0, 0,
         -0.4316901, -0.090845, -0.4316901, 0, 0, 0, 1, 1, 1, 0.6666667,
     ]  # fmt: skip
     tagger_third = [
-        0.1767767, 0.2283848, 0.7071068, 0.0085494, 0.0382999, 0.5388795, -1.2, -0.8, -0.2, 0, -0.6, 0,
+        0.1767767, 0.2283848, 0.7071068, 0.0085494, 0.0382999, 0.5388795, -1.2, -0.8, -0.2, 0,
+        -0.6, 0,
         -0.590845, -0.25, -0.4316901, 0, 0, 0, 0, 1, 1, 1,
     ]  # fmt: skip
     np.testing.assert_allclose(second[0], tagger_second, atol=1e-7)
@@ -106,7 +108,8 @@ def test_golden_full_observations():
 def test_golden_nearest_observations():
     second, third = (play(use_full_observation=False)[t][0] for t in (1, 2))
     runner_second = [
-        0.0707107, -0.0892515, 0, 0.0487583, 1, 1.2, 0, 0, 0.340845, 0.4316901, 0, 1, 1, 1, 0.6666667,
+        0.0707107, -0.0892515, 0, 0.0487583, 1, 1.2, 0, 0, 0.340845, 0.4316901, 0, 1, 1, 1,
+        0.6666667,
     ]  # fmt: skip
     np.testing.assert_allclose(second[1], runner_second, atol=1e-7)
     np.testing.assert_array_equal(third[1], np.zeros(15))

@@ -100,7 +100,10 @@ def test_ddpg_uses_the_layout_of_the_environment():
 
 
 def test_set_encoders_require_a_layout():
-    message = "Signal does not define how to split observations into agents. Add a method split_observation, or name a"
+    message = (
+        "Signal does not define how to split observations into agents. "
+        "Add a method split_observation, or name a"
+    )
     for encoder in ("deep_sets", "attention"):
         with pytest.raises(
             ValueError, match=rf"^policies\.agent\.network\.encoder = '{encoder}': {message}"

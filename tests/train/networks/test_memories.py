@@ -186,10 +186,8 @@ def test_empty_carries_are_zeros(name):
 
 def memory_config(name, **changes):
     network = "policies.agent.network"
-    return small_config(
-        **{f"{network}.memory": name, f"{network}.recurrent_size": 4, "policies.agent.minibatches": 1},
-        **changes,
-    )  # fmt: skip
+    memory = {f"{network}.memory": name, f"{network}.recurrent_size": 4}
+    return small_config(**memory, **{"policies.agent.minibatches": 1}, **changes)
 
 
 def assert_same(one, other):
@@ -357,9 +355,9 @@ def test_a_memory_that_is_registered_again_compiles_another_program(names):
         ("grru", 4, r"policies\.agent\.network\.memory = 'grru': did you mean 'gru'\?"),
         ("nowhere:Class", 4, r"network\.memory 'nowhere:Class': No module named 'nowhere'"),
         ("math:floor", 4, r"network\.memory 'math:floor': must be a subclass of flax\.nnx\.Module"),
-        ("lstm", 0, r"network\.memory = 'lstm': must be 'gru' \(the default\) if recurrent_size is 0"),
+        ("lstm", 0, r"memory = 'lstm': must be 'gru' \(the default\) if recurrent_size is 0"),
     ],
-)  # fmt: skip
+)
 def test_unknown_and_unused_memories_raise(memory, size, message):
     network = dataclasses.replace(NETWORK, memory=memory, recurrent_size=size)
     with pytest.raises((ValueError, TypeError), match=message):
