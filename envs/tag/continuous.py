@@ -376,12 +376,8 @@ class TagContinuous(Tag):
         others = (
             self.num_agents - 1 if self.use_full_observation else self.num_other_agents_observed
         )
-        return Dict(
-            {
-                group: Box(shape=(7 * others + self.num_own,)).batch(num)
-                for group, num in self.groups.items()
-            }
-        )
+        space = Box(shape=(7 * others + self.num_own,))
+        return Dict({group: space.batch(num) for group, num in self.groups.items()})
 
     def action_space(self, params: Params) -> Dict:
         space = MultiDiscrete((self.num_acceleration_levels + 1, self.num_turn_levels + 1))

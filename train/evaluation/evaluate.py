@@ -138,8 +138,8 @@ def choose_players(
     The trained policy and random play are always candidates, so that all choices between them share
     one program.
     """
-    several = not isinstance(random, str)
-    require(several, "random", random, "a list of policy or role names", TypeError)
+    allowed = "a list of policy or role names"
+    require(not isinstance(random, str), "random", random, allowed, TypeError)
     if not isinstance(players, Mapping | None):
         raise TypeError(
             "players: must be a mapping from policy or role names to players, not a "
@@ -152,12 +152,8 @@ def choose_players(
     trained, candidates, chosen = Player("trained", learner, state), [], []
     for role in roles:
         usual = [seat(setup, player, role) for player in (trained, Player("random"))]
-        own = [replaced[name] for name in (role.name, role.policy) if name in replaced]
-        if not own or own[0] == "random":
-            chosen.append(usual[len(own) > 0])
-            candidates.append(usual)
-            continue
-        player = as_player(setup, own[0])
+        player = replaced.get(role.name, replaced.get(role.policy, trained))
+        player = as_player(setup, player)
         if not plays(setup, player, role):
             raise ValueError(
                 f"player {player.name!r} (group {player.group}): "
@@ -235,26 +231,26 @@ def line_up(
     """
     require(not isinstance(opponents, str), "opponents", opponents, "a list of players", TypeError)
     titles = [role.name for role in roles]
-    by_role = opponents if isinstance(opponents, Mapping) else dict.fromkeys(titles, opponents)
-    for name in by_role:
+    asked = opponents if isinstance(opponents, Mapping) else dict.fromkeys(titles, opponents)
+    for name in asked:
         require_known("role", name, titles)
-    players, used = [], set()
-    for role in roles:
-        invited = [as_player(setup, player) for player in by_role.get(role.name, ())]
-        invited = [player for player in invited if plays(setup, player, role)]
-        used |= {player.name for player in invited}
-        players.append([first, *invited])
-        names = [player.name for player in players[-1]]
+    by_role = {name: [as_player(setup, player) for player in asked[name]] for name in asked}
+    fitting = [
+        [player for player in by_role.get(role.name, ()) if plays(setup, player, role)]
+        for role in roles
+    ]
+    for role, own in zip(roles, fitting, strict=True):
+        names = [player.name for player in (first, *own)]
         is_unique = len(set(names)) == len(names)
         require(is_unique, f"names of the players of {role.name}", names, "unique")
-    asked = [as_player(setup, player).name for invited in by_role.values() for player in invited]
-    for name in asked:
-        if name not in used:
-            raise ValueError(
-                f"player {name!r}: "
-                f"must be listed for a role of its group. Roles: {', '.join(titles)}"
-            )
-    return players
+    used = {player.name for own in fitting for player in own}
+    unused = [player for own in by_role.values() for player in own if player.name not in used]
+    if unused:
+        raise ValueError(
+            f"player {unused[0].name!r}: "
+            f"must be listed for a role of its group. Roles: {', '.join(titles)}"
+        )
+    return [[first, *own] for own in fitting]
 
 
 def play_in_turns(
@@ -287,9 +283,10 @@ def play_in_turns(
         f"at most {MOST_EPISODES} at once. Set batch to play them in parts.",
     )
     num_turns = -(-num_episodes // size)
-    turns = []
-    for turn_key in [key] if num_turns == 1 else jax.random.split(key, num_turns):
-        turns.append(counted(play_episodes(game, turn_key, size, greedy, max_steps), max_steps))
+    turns = [
+        counted(play_episodes(game, turn_key, size, greedy, max_steps), max_steps)
+        for turn_key in ([key] if num_turns == 1 else jax.random.split(key, num_turns))
+    ]
     # Surplus episodes are dropped by index: dropping the last to end would favor short episodes.
     joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:num_episodes], *turns)
     return episodes_of(game.env, assignments, *joined)
