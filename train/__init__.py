@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from wdjax.train.devices.memory import bytes_free
     from wdjax.train.evaluation.episodes import Episodes, statistics
     from wdjax.train.evaluation.evaluate import cross_play, evaluate
-    from wdjax.train.evaluation.export import export_policy
     from wdjax.train.evaluation.players import Player
-    from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
+    from wdjax.train.evaluation.trained import TrainedPolicy, export_policy, trained_policy
     from wdjax.train.evaluation.trajectory import Trajectory, record_episode, save_episode
     from wdjax.train.host.callbacks import Callback
     from wdjax.train.host.failures import BadNumbersError, FailedCheckError

@@ -19,7 +19,6 @@ from wdjax.checks import MANY, require, require_bool, require_integer
 from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.climate import economy
 from wdjax.envs.climate.calibration import published
-from wdjax.envs.climate.indices import START, index_gains
 from wdjax.envs.climate.state import (
     ACTIVITIES,
     COLUMNS,
@@ -191,11 +190,13 @@ class Rice(Env):
         else:
             moved, acts = self.act(state, heads, params), ~over_before
         moved = moved.replace(time=state.time + 1)
-        gains = index_gains(state.temperature[0] - moved.temperature[0], jnp.sum(moved.output))
+        gains = economy.index_gains(
+            state.temperature[0] - moved.temperature[0], jnp.sum(moved.output)
+        )
         start = jnp.where(self.activity(state) == 0, 1, 0)
         info = {
             name: jnp.where(acts, gain + start * constant, 0)
-            for name, gain, constant in zip(INDICES, gains, START, strict=True)
+            for name, gain, constant in zip(INDICES, gains, economy.START, strict=True)
         }
         reward = jnp.where(over_before, 0, moved.reward).astype(jnp.float32)
         state = jax.tree.map(lambda old, new: jnp.where(over_before, old, new), state, moved)

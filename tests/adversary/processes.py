@@ -61,7 +61,7 @@ def import_wdjax() -> None:
         importlib.import_module(place.partition(":")[0])
     for name in (
         "wdjax.train.trainer",
-        "wdjax.train.evaluation.export",
+        "wdjax.train.evaluation.trained",
         "matplotlib.pyplot",
         "matplotlib.animation",
     ):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import wdjax
 from wdjax.envs.climate import economy, read_calibration
 from wdjax.envs.climate.calibration import PUBLISHED, published
-from wdjax.envs.climate.indices import climate_index, economic_index
+from wdjax.envs.climate.economy import climate_index, economic_index
 from wdjax.rendering import save_gif
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -48,7 +48,7 @@ from wdjax.train.learning import (
     traced,
 )
 from wdjax.train.networks.actor_critic import without_mask
-from wdjax.train.networks.deterministic import ActorActionValue, from_box, require_box, to_box
+from wdjax.train.networks.values import ActorActionValue, from_box, require_box, to_box
 from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, OptState, Params
 from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
 from wdjax.train.state.rollout_metrics import action_ranges, played_metrics

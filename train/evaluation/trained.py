@@ -1,7 +1,9 @@
-"""Trained policies that act on observations, independent of their run."""
+"""Trained policies that act on observations, independent of their run, and their export."""
 
 import dataclasses
+import functools
 import math
+from pathlib import Path
 from typing import cast
 
 import jax
@@ -11,12 +13,14 @@ from flax import struct
 
 from wdjax.checks import require, require_known
 from wdjax.env import Env
-from wdjax.spaces import Space, sample_shapes
+from wdjax.files import new_file
+from wdjax.spaces import Space, sample_shapes, with_axes
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Actor
 from wdjax.train.state.aliases import Carry, Observation, PyTree
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
+from wdjax.train.storage.leaves import by_place
 
 
 @struct.dataclass
@@ -155,3 +159,56 @@ def learned_part(state: PolicyState) -> PolicyState:
     """Return the part of a policy's state that acting needs, on one device."""
     state = one_copy(state)
     return PolicyState(state.params, None, state.normalizer)
+
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export_policy(policy: TrainedPolicy, folder: str | Path) -> tuple[Path, Path]:
+    """Write NAME.stablehlo and NAME.npz of a policy and return their paths.
+
+    NAME.stablehlo is a function (obs, memory, key, greedy) -> (action, memory) that contains the
+    parameters. Call it with
+
+        jax.export.deserialize(bytearray(file.read_bytes())).call(obs, memory, key, greedy)
+
+    where obs and memory are the arguments of `TrainedPolicy.act` with one leading axis of any size,
+    key is [size, 2] uint32, the random key of each row, and greedy () bool selects the most likely
+    actions. NAME.npz contains parameters and running statistics by their paths, such as
+    "params/policy_head/kernel".
+
+    Args:
+        policy: the policy, as returned by `load_policy`.
+        folder: folder of the two files; created if missing.
+
+    Raises:
+        ImportError: if flatbuffers is not installed.
+    """
+    try:
+        import flatbuffers  # noqa: F401
+        import jax.export
+    except ImportError as error:
+        raise ImportError('wdjax export needs flatbuffers: pip install "wdjax[export]"') from error
+    folder, name = Path(folder), policy.actor.policy.name
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = jax.export.symbolic_shape("batch")
+    obs = sample_shapes(policy.observation_space, rows)
+    memory = with_axes(jax.eval_shape(policy.init_memory), rows)
+    key, greedy = jax.ShapeDtypeStruct((*rows, 2), jnp.uint32), jax.ShapeDtypeStruct((), bool)
+    act = jax.jit(jax.vmap(functools.partial(_act_on, policy), (0, 0, 0, None)))
+    exported = jax.export.export(act, platforms=PLATFORMS)(obs, memory, key, greedy)
+    function, arrays = folder / f"{name}.stablehlo", folder / f"{name}.npz"
+    with new_file(function) as file:
+        file.write(exported.serialize())
+    with new_file(arrays) as file:
+        np.savez(file, **jax.device_get(by_place(policy.learned)))
+    return function, arrays
+
+
+def _act_on(
+    policy: TrainedPolicy, obs: Observation, memory: Carry, key: jax.Array, greedy: jax.Array
+) -> tuple[jax.Array, Carry]:
+    typed_key = jax.random.wrap_key_data(key, impl="threefry2x32")
+    drawn, memory_after = policy.act(obs, memory, typed_key)
+    best, _ = policy.act(obs, memory)
+    return jnp.where(greedy, best, drawn), memory_after

@@ -1,13 +1,21 @@
-"""Networks of values: critics of observations, states, or observations and actions."""
+"""Critics: networks of values; and actors with one action per observation, for such critics.
+
+Actions of actors are in [-1, 1], in half-widths of the box of the environment; see `to_box` and
+`from_box`.
+"""
+
+import math
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from wdjax.spaces import Space
+from wdjax.spaces import Box, Space
 from wdjax.train.config.schema import NetworkConfig
-from wdjax.train.networks.actor_critic import MLP, _initializer
+from wdjax.train.networks.actor_critic import MLP, Trunk, _initializer
+from wdjax.train.networks.distributions import flat_bounds, is_bounded
 from wdjax.train.networks.encoders import make_encoder
 from wdjax.train.networks.linear import product
 
@@ -59,3 +67,96 @@ class ValueNetwork(nnx.Module):
             features = jnp.concatenate([features, action], axis=-1)
         values = self.head(self.mlp(features))
         return values[..., 0] if self.single else values
+
+
+FINAL_SCALE = 3e-3
+"""bound of head weights: actions and values start near 0 (Lillicrap et al., 2016, section 7)"""
+
+
+class DeterministicActor(nnx.Module):
+    """A trunk, a linear layer and tanh: obs, leaves [..., *part] -> action [..., num_actions]."""
+
+    def __init__(
+        self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs
+    ):
+        self.trunk = Trunk(observation_space, config, rngs=rngs)
+        self.head = nnx.Linear(
+            self.trunk.num_features,
+            num_actions,
+            kernel_init=small_uniform,
+            dot_general=product,
+            rngs=rngs,
+        )
+
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
+        return jnp.tanh(self.head(self.trunk(obs)[0]))
+
+
+class ActorActionValue(nnx.Module):
+    """An actor and one or two critics, without shared layers."""
+
+    def __init__(
+        self,
+        observation_space: Space,
+        num_actions: int,
+        config: NetworkConfig,
+        twin: bool,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        def critic() -> ValueNetwork:
+            return ValueNetwork(
+                observation_space,
+                config,
+                num_actions=num_actions,
+                kernel_init=small_uniform,
+                rngs=rngs,
+            )
+
+        self.actor = DeterministicActor(observation_space, num_actions, config, rngs=rngs)
+        self.critic = critic()
+        self.critic2 = critic() if twin else None
+
+    def values(self, obs: chex.ArrayTree, action: jax.Array) -> jax.Array:
+        """Return Q of every critic, [critics, ...]."""
+        critics = [self.critic] if self.critic2 is None else [self.critic, self.critic2]
+        return jnp.stack([critic(obs, action) for critic in critics])
+
+
+def small_uniform(
+    key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32, **_: object
+) -> jax.Array:
+    """Draw weights uniformly in [-FINAL_SCALE, FINAL_SCALE)."""
+    return jax.random.uniform(key, shape, dtype, -FINAL_SCALE, FINAL_SCALE)
+
+
+def to_box(space: Box, unit: jax.Array) -> jax.Array:
+    """Return actions [..., *space.shape] for [..., A] in [-1, 1]: center + half-width * unit."""
+    center, half = _center_and_half(space, unit.ndim - 1)
+    return (center + half * unit).reshape(*unit.shape[:-1], *space.shape)
+
+
+def from_box(space: Box, action: jax.Array) -> jax.Array:
+    """Return [..., A] in [-1, 1] for actions [..., *space.shape], the inverse of `to_box`."""
+    flat = action.reshape(*action.shape[: action.ndim - len(space.shape)], math.prod(space.shape))
+    center, half = _center_and_half(space, flat.ndim - 1)
+    return (flat - center) / half
+
+
+def _center_and_half(space: Box, leading: int) -> tuple[np.ndarray, np.ndarray]:
+    low, high = (
+        bound.astype(np.float32).reshape((1,) * leading + (-1,)) for bound in flat_bounds(space)
+    )
+    return (low + high) / 2, (high - low) / 2
+
+
+def require_box(field: str, space: Space) -> None:
+    """Raise TypeError or ValueError unless a space is a Box of floats with finite bounds."""
+    if not (isinstance(space, Box) and jnp.issubdtype(space.dtype, jnp.floating)):
+        raise TypeError(
+            f"{field}: requires a Box of floats as action space, not {space}. Use A2C or PPO."
+        )
+    if not is_bounded(space):
+        raise ValueError(
+            f"{field}: requires an action space with finite bounds, low < high, not {space}"
+        )

@@ -7,7 +7,7 @@ policy replaces the oldest one.
 
 Every `opponents_every` rollouts, each block of replicas draws its opponent. With a probability of
 the sum of all shares (`past_selves_fraction`, `opponents`) it is an opponent, chosen by share and
-win rate (standings.py), otherwise the policy itself acts. The transitions of an opponent are not
+win rate (pool.py), otherwise the policy itself acts. The transitions of an opponent are not
 valid for the policy, so only the other policies learn from them. Pools draw independently: where
 two opponents meet, no policy learns. Networks of opponents explore as in training.
 
@@ -31,8 +31,7 @@ from wdjax.env import Env
 from wdjax.train.config.schema import PolicyConfig
 from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import total
-from wdjax.train.rollout.pool import RANDOM, pool_of
-from wdjax.train.rollout.standings import count_episodes, keeps_standings, new_standings
+from wdjax.train.rollout.pool import RANDOM, count_episodes, keeps_standings, new_standings, pool_of
 from wdjax.train.state.actors import Actor
 from wdjax.train.state.aliases import (
     ActingState,

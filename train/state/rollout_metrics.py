@@ -18,7 +18,7 @@ gradients are means over them. A metric is NaN without valid transitions or with
                                   statistics include these blocks, evaluations do not
     learning_rate                 in this update; for DDPG the actor's
 
-Metrics of every policy with opponents, if win rates are recorded (rollout/standings.py). Values of
+Metrics of every policy with opponents, if win rates are recorded (rollout/pool.py). Values of
 WHO: past (all snapshots), a script, random, a run, present (the policy itself).
 
     opponent_blocks/WHO           blocks of replicas that it played

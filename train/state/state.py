@@ -60,7 +60,7 @@ class PoolState(struct.PyTreeNode):
 
     # acting states of snapshots, then of other runs, leaves [networks, ...]
     networks: PolicyState | None
-    # win rates against the opponents, `Standings` (rollout/standings.py); None if not recorded
+    # win rates against the opponents, `Standings` (rollout/pool.py); None if not recorded
     standings: PyTree = None
 
 

@@ -23,7 +23,7 @@ from wdjax.train import (
 from wdjax.train.algorithms.ddpg import actor_of
 from wdjax.train.devices.blocks import step_keys
 from wdjax.train.learning import DDPG
-from wdjax.train.networks.deterministic import FINAL_SCALE, from_box, require_box, to_box
+from wdjax.train.networks.values import FINAL_SCALE, from_box, require_box, to_box
 from wdjax.train.rollout.scan import StepInputs, play_step, rollout
 from wdjax.train.state.state import current_hypers
 

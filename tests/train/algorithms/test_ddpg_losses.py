@@ -22,7 +22,7 @@ from wdjax.train.algorithms.ddpg import (
     soft_update,
 )
 from wdjax.train.learning import PolicyState, ReplayBatch, make_optimizer
-from wdjax.train.networks.deterministic import ActorActionValue
+from wdjax.train.networks.values import ActorActionValue
 from wdjax.train.state.hypers import hypers_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -11,7 +11,7 @@ from flax import nnx
 from probes import Leaver, LeaverParams, tiny_config
 
 from wdjax.train import make_learner
-from wdjax.train.networks.deterministic import to_box
+from wdjax.train.networks.values import to_box
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

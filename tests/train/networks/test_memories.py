@@ -22,7 +22,7 @@ from wdjax.train import (
     register_memory,
 )
 from wdjax.train.config.trust import UntrustedModuleError, require_trusted
-from wdjax.train.evaluation.export import export_policy
+from wdjax.train.evaluation.trained import export_policy
 from wdjax.train.networks import memories
 from wdjax.train.networks.checks import check_memory
 from wdjax.train.networks.memories import (

@@ -22,8 +22,7 @@ from wdjax.train.rollout.opponents import (
     opponent_probabilities,
     take_snapshot,
 )
-from wdjax.train.rollout.pool import pool_of
-from wdjax.train.rollout.standings import Standings, add_episodes, new_standings, whole_episodes
+from wdjax.train.rollout.pool import Standings, add_episodes, new_standings, pool_of, whole_episodes
 from wdjax.train.state.actors import run_script
 from wdjax.train.state.agents import assign_agents
 from wdjax.train.state.policy import Policy
