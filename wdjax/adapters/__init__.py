@@ -31,7 +31,8 @@ from wdjax.lazy import import_when_used
 if TYPE_CHECKING:
     from wdjax.adapters._from_gymnax import from_gymnax
     from wdjax.adapters._from_jaxmarl import from_jaxmarl
-    from wdjax.adapters._to_gymnasium import register_gymnasium, to_gymnasium, to_gymnasium_vector
+    from wdjax.adapters._gymnasium_ids import register_gymnasium
+    from wdjax.adapters._to_gymnasium import to_gymnasium, to_gymnasium_vector
     from wdjax.adapters._to_gymnax import to_gymnax
     from wdjax.adapters._to_jaxmarl import to_jaxmarl
     from wdjax.adapters._to_pettingzoo import to_pettingzoo

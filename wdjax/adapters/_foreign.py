@@ -204,9 +204,9 @@ def argument_names(env: Any) -> list[str]:
     """Return the argument names of the constructors of an environment and its base classes."""
     names = [
         parameter.name
-        for cls in type(env).__mro__
-        if "__init__" in vars(cls) and cls is not object
-        for parameter in inspect.signature(cls.__init__).parameters.values()
+        for kind in type(env).__mro__[:-1]  # without object
+        if "__init__" in vars(kind)
+        for parameter in inspect.signature(vars(kind)["__init__"]).parameters.values()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     return [name for name in dict.fromkeys(names) if name != "self"]

@@ -32,7 +32,7 @@ class GymnaxEnv(ForeignEnv):
         object.__setattr__(self, "_values", tuple(values))
 
     @property
-    def can_truncate(self) -> bool:
+    def can_truncate(self) -> bool:  # type: ignore[override]  # depends on the gymnax version
         """Whether the environment reports time limits separately (`is_truncated`, gymnax 1.0)."""
         return hasattr(self.inner, "is_truncated")
 

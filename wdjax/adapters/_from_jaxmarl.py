@@ -34,7 +34,7 @@ class Group:
 
     agents: tuple[str, ...]  # names in JaxMARL
     observation_space: Space
-    action_space: Space
+    action_space: Any  # Discrete or MultiDiscrete if masked
     masked: bool  # whether observations contain an action mask
 
 
@@ -112,11 +112,8 @@ class JaxMARLEnv(ForeignEnv):
     def _observe(
         self, obs: Mapping[str, Any], inner: Any, dead: Mapping[str, jax.Array]
     ) -> dict[str, Any]:
-        masks = (
-            available_actions(self.inner, inner)
-            if any(group.masked for group in self.members.values())
-            else None
-        )
+        has_masks = any(group.masked for group in self.members.values())
+        masks: Any = available_actions(self.inner, inner) if has_masks else None
         observed = {}
         for name, group in self.members.items():
             rows = [
@@ -209,8 +206,8 @@ def from_jaxmarl(
     actions (`get_avail_actions`, or `get_legal_moves` in Hanabi), one flag per action.
 
     Args:
-        env: a JaxMARL environment, or a custom one with `agents`, `reset`, `step_env`,
-            `observation_space(agent)` and `action_space(agent)`.
+        env: a JaxMARL environment, or one with `agents`, `reset`, `step_env`, `observation_space`
+            and `action_space`.
         credit: "agent" or "team", see above. None: "agent", with a warning for environments that
             are known to pay dead agents.
 

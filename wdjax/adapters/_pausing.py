@@ -68,13 +68,8 @@ class PausingEnv:
             return select(rows, (obs, env_state, *zeros), current)
 
         now = state.replicas
-        current = (
-            state.obs,
-            now.env_state,
-            now.episode_return,
-            now.episode_length,
-            now.episode_info,
-            state.over,
-        )
-        obs, *started, over = when_any(rows, start, current, rows, key, params, now.starts)
-        return PausedState(obs, VectorState(*started, now.starts), over)
+        sums = (now.episode_return, now.episode_length, now.episode_info)
+        current = (state.obs, now.env_state, sums, state.over)
+        inputs = (rows, key, params, now.starts)
+        obs, env_state, (total, length, info), over = when_any(rows, start, current, *inputs)
+        return PausedState(obs, VectorState(env_state, total, length, info, now.starts), over)

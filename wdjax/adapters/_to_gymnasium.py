@@ -1,8 +1,6 @@
 """wdjax environments as gymnasium `Env` and `VectorEnv`: NumPy in, NumPy out."""
 
 import dataclasses
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -18,7 +16,6 @@ from wdjax.adapters._pausing import PausingEnv
 from wdjax.adapters._translate import MASK, Played
 from wdjax.checks import require, require_bool, require_known
 from wdjax.env import Env
-from wdjax.envs import list_envs, make
 from wdjax.kernels.backend import to_host
 from wdjax.spaces import Space
 from wdjax.vector import RESERVED_INFO, ResetStrategy, vectorize
@@ -370,65 +367,3 @@ def _widen(values: np.ndarray) -> np.ndarray:
 
 
 to_gymnasium, to_gymnasium_vector = GymnasiumEnv, GymnasiumVectorEnv
-
-
-def register_gymnasium() -> list[str]:
-    """Register every single-agent environment with gymnasium as "wdjax/NAME".
-
-        wdjax.adapters.register_gymnasium()
-        env = gymnasium.make("wdjax/cartpole", length=0.7)
-        envs = gymnasium.make_vec("wdjax/cartpole", num_envs=64)
-
-    Both accept the keyword arguments of `wdjax.make` and of `to_gymnasium` or
-    `to_gymnasium_vector`. Ids that are already registered are skipped. Episodes end at the time
-    limit `episode_length`, which the spec reports as `max_episode_steps`. Passing
-    `max_episode_steps` to `gymnasium.make` adds a second limit; passing it to `make_vec` sets
-    `episode_length`.
-
-    This is not a gymnasium plug-in, because gymnasium would then import wdjax and jax in every
-    program that imports gymnasium.
-
-    Returns:
-        The ids of all single-agent environments.
-    """
-    envs = {name: make(name)[0] for name in list_envs()}
-    ids = {f"wdjax/{name}": name for name, env in envs.items() if not env.groups}
-    for env_id, name in ids.items():
-        if env_id not in gymnasium.registry:
-            points = {
-                "entry_point": f"{__name__}:_make_env",
-                "vector_entry_point": f"{__name__}:_make_vector",
-            }
-            gymnasium.register(
-                env_id,
-                **points,
-                reward_threshold=envs[name].reward_threshold,
-                kwargs={"name": name},
-            )
-    return list(ids)
-
-
-def _make_env(name: str, **arguments: Any) -> GymnasiumEnv:
-    return _make(GymnasiumEnv, name, arguments)
-
-
-# gymnasium reads this to decide that its wrappers implement "human" and "rgb_array_list"
-_make_env.metadata = translate.METADATA
-
-
-def _make_vector(
-    name: str, num_envs: int, max_episode_steps: int | None = None, **arguments: Any
-) -> GymnasiumVectorEnv:
-    if max_episode_steps is not None:
-        arguments["episode_length"] = max_episode_steps
-    return _make(GymnasiumVectorEnv, name, {**arguments, "num_envs": num_envs})
-
-
-def _make(adapter: Callable, name: str, arguments: dict[str, Any]) -> Any:
-    accepted = set(inspect.signature(adapter).parameters) - {"env", "params"}
-    env, params = make(
-        name, **{key: value for key, value in arguments.items() if key not in accepted}
-    )
-    return adapter(
-        env, params=params, **{key: value for key, value in arguments.items() if key in accepted}
-    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colors of policies, as in the animation. Others have those of matplotlib.
+# Colors of policies, as in the animation. Other policies use matplotlib's colors.
 COLORS = {"tagger": PALETTE["magenta"][0], "runner": PALETTE["blue"][0]}
 
 

@@ -89,53 +89,67 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
     if scene.extent is None:
         plots = tuple(_grid(len(scene.plots), (6 * k, top, width - 12 * k, height - top - 4 * k)))
         return Layout((width, height), k, None, (width / 2, top), (), plots)
-    left, bottom = (54 * k, 42 * k) if scene.axes else (12 * k, 10 * k)
     entries = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
     aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
-    if (entries and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3):
-        heads = [
-            max(170, 50 + 6.8 * len(plot.title) + _labels_width(plot)) * k for plot in scene.plots
-        ]
-        side = max([*entries, *heads]) + 22 * k
-        world = _fit(scene, aspect, (left, top, width - left - side, height - top - bottom))
-        column = world[0] + world[2] + 16 * k
-        legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(entries)))
-        under = top + (19 * len(entries) + 6) * k
-        each = min(
-            130 * k, max(60 * k, (world[1] + world[3] + bottom - under) / max(1, len(scene.plots)))
-        )
-        plots = tuple(
-            (column - 8 * k, under + i * each, width - column, each)
-            for i in range(len(scene.plots))
-        )
-    else:
-        rows = _rows(entries, width - 20 * k)
-        below = 20 * k * len(rows) + 120 * k * bool(scene.plots)
-        world = _fit(
-            scene, aspect, (left, top, width - left - 16 * k, height - top - bottom - below)
-        )
-        world = (max(world[0], (width - world[2]) / 2), *world[1:])
-        y, places = world[1] + world[3] + bottom, []
-        for row in rows:
-            starts = (width - sum(row)) / 2 + np.cumsum([0.0, *row[:-1]])
-            places += [(x, y + 8 * k) for x in starts]
-            y += 20 * k
-        legend, count = tuple(places), len(scene.plots)
-        plots = tuple((i * width / count, y, width / count, 120 * k) for i in range(count))
-    end = max(
-        [
-            world[1] + world[3] + bottom,
-            *(y + 12 * k for _, y in legend),
-            *(y + h for _, y, _, h in plots),
-        ]
+    is_beside = (entries and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3)
+    left, bottom = (54 * k, 42 * k) if scene.axes else (12 * k, 10 * k)
+    room = (left, top, width - left, height - top - bottom)
+    arrange = _place_beside if is_beside else _place_below
+    world, legend, plots = arrange(scene, aspect, room, bottom, entries, k)
+    ends = [world[1] + world[3] + bottom, *(y + 12 * k for _, y in legend)]
+    end = max([*ends, *(y + high for _, y, _, high in plots)])
+    caption = (world[0] + world[2] / 2, top)
+    return Layout((width, height if size else round(end)), k, world, caption, legend, plots)
+
+
+Places = tuple[Rect, tuple[tuple[float, float], ...], tuple[Rect, ...]]  # marks, legend, plots
+
+
+def _place_beside(
+    scene: Scene, aspect: float, room: Rect, bottom: float, entries: list[float], k: float
+) -> Places:
+    """Place the legend and the plots in a column next to the marks.
+
+    Args:
+        scene: The scene to draw.
+        aspect: Width per height of the marks.
+        room: The area of the picture between the left and lower tick labels and the caption.
+        bottom: Height of the tick labels below `room`.
+        entries: Widths of the legend entries.
+        k: The scale of text and line widths, `Layout.unit`.
+    """
+    left, top, width, height = room
+    heads = [max(170, 50 + 6.8 * len(plot.title) + _labels_width(plot)) * k for plot in scene.plots]
+    side = max([*entries, *heads]) + 22 * k
+    world = _fit(scene, aspect, (left, top, width - side, height))
+    column, under = world[0] + world[2] + 16 * k, top + (19 * len(entries) + 6) * k
+    legend = tuple((column, top + (9 + 19 * i) * k) for i in range(len(entries)))
+    free = (world[1] + world[3] + bottom - under) / max(1, len(scene.plots))
+    each, x = min(130 * k, max(60 * k, free)), column - 8 * k
+    plots = tuple(
+        (x, under + i * each, left + width - column, each) for i in range(len(scene.plots))
     )
-    return Layout(
-        (width, height if size else round(end)),
-        k,
+    return world, legend, plots
+
+
+def _place_below(
+    scene: Scene, aspect: float, room: Rect, bottom: float, entries: list[float], k: float
+) -> Places:
+    """Place the legend and then the plots below the marks; see `_place_beside`."""
+    left, top, width, height = room
+    full, rows = left + width, _rows(entries, left + width - 20 * k)
+    below = 20 * k * len(rows) + 120 * k * bool(scene.plots)
+    world = _fit(scene, aspect, (left, top, width - 16 * k, height - below))
+    world = (max(world[0], (full - world[2]) / 2), *world[1:])
+    y, legend, each = world[1] + world[3] + bottom, [], full / max(1, len(scene.plots))
+    for i, row in enumerate(rows):
+        starts = (full - sum(row)) / 2 + np.cumsum([0.0, *row[:-1]])
+        legend += [(x, y + (20 * i + 8) * k) for x in starts]
+    y += 20 * k * len(rows)
+    return (
         world,
-        (world[0] + world[2] / 2, top),
-        legend,
-        plots,
+        tuple(legend),
+        tuple((i * each, y, each, 120 * k) for i in range(len(scene.plots))),
     )
 
 
@@ -330,14 +344,7 @@ def curves_of(scene: Scene, layout: Layout) -> list[tuple[str, np.ndarray]]:
 
 
 def draw_curves(canvas: Canvas, curves: list[tuple[str, np.ndarray]], k: float, t: int) -> None:
-    """Highlight the curves up to frame t, with a dot at the current value.
-
-    Args:
-        canvas: The canvas to draw on.
-        curves: The result of `curves_of`.
-        k: The scale of text and line widths, `Layout.unit`.
-        t: The current frame.
-    """
+    """Highlight the result of `curves_of` up to frame t, with a dot at the current value."""
     for color, points in curves:
         canvas.lines(points[None, : t + 1], color, 1.7 * k, 1.0, False)
         canvas.polygons((points[t] + 3 * k * DISC)[None], color, np.ones(1), 0.0, False)
