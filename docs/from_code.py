@@ -123,7 +123,8 @@ def environment(name: str, *options: str) -> str:
             parts += [f"## {heading}", rules(method)]
     parts += [
         "## Parameters",
-        "Traced parameters: set by `env_params` of a preset; swept and vmapped without recompiling.",
+        "Traced parameters: set by `env_params` of a preset; swept and vmapped without "
+        "recompiling.",
     ]
     parts += [_fields(type(params), ("name", "default", "description, unit"))]
     if dataclasses.fields(cls):

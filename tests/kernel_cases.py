@@ -35,8 +35,8 @@ EXACT = """abs add and bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp
     is_finite le lt max min mul ne neg nextafter population_count round sign square sub"""
 SURE = frozenset(EXACT.split())  # primitives without intermediate rounding
 UNARY = {
-    **_taking("f", """acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor
-        is_finite log log1p logistic rsqrt sin sinh sqrt tan tanh round"""),
+    **_taking("f", """acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1
+        floor is_finite log log1p logistic rsqrt sin sinh sqrt tan tanh round"""),
     **_taking("fiu", "neg sign square"), "abs": "fi", "population_count": "iu", "clz": "iu",
     "bitwise_not": "iub",
 }  # fmt: skip

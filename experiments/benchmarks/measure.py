@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from wdjax.env import Env
 from wdjax.envs import make
 from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, WORKLOADS, Workload
-from wdjax.experiments.benchmarks.timing import machine, rates
+from wdjax.experiments.benchmarks.timing import machine, median_and_spread
 from wdjax.playing import PlayState, Transition, play, start_play, uniform_action
 from wdjax.train import Learner, TrainConfig, TrainState, make_learner
 from wdjax.train.host.programs import compile_lowered, compiler_options
@@ -46,9 +46,8 @@ class Program:
 
 def measure_row(name: str, tier: str, small: bool, repeats: int) -> dict[str, Any]:
     """Measure one row of the suite; called in a new process, so that peak memory is the row's."""
-    jax.config.update(
-        "jax_enable_compilation_cache", False
-    )  # measure the compile time of a first run
+    # measure the compile time of a first run
+    jax.config.update("jax_enable_compilation_cache", False)
     return measure(WORKLOADS[name], tier, small, repeats)
 
 
@@ -92,17 +91,33 @@ def measure_program(program: Program, repeats: int) -> dict[str, Any]:
     }
     try:
         if repeats:
-            arguments = jax.block_until_ready(jax.jit(program.start)())
-            call = functools.partial(compiled, *arguments)
-            numbers |= rates(call, repeats, program.env_steps, program.passes)
-            numbers["agent_steps_per_second"] = numbers["env_steps_per_second"] * program.agents
-            numbers["env_steps"] = program.env_steps
+            numbers |= rates(program, compiled, repeats)
     except jax.errors.JaxRuntimeError as error:
         numbers["error"] = str(error).splitlines()[0]
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")  # since process start
     numbers["peak_bytes_from"] = "compiler" if peak is None else "device"
     numbers["peak_bytes"] = parts["all"] if peak is None else peak
     return numbers
+
+
+def rates(program: Program, compiled: jax.stages.Compiled, repeats: int) -> dict[str, Any]:
+    """Time calls of a program after a warm-up call, each until its results are ready."""
+    arguments = jax.block_until_ready(jax.jit(program.start)())
+    jax.block_until_ready(compiled(*arguments))
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        seconds.append(time.perf_counter() - start)
+    median, spread = median_and_spread(seconds)
+    return {
+        "env_steps_per_second": program.env_steps / median,
+        "ms_per_pass": 1e3 * median / program.passes,
+        "spread": spread,
+        "seconds": seconds,
+        "agent_steps_per_second": program.env_steps / median * program.agents,
+        "env_steps": program.env_steps,
+    }
 
 
 def compile_program(program: Program) -> jax.stages.Compiled:
@@ -215,9 +230,8 @@ def sum_of_steps(
         obs, state, *flags, _ = step(*jax.random.split(key), state)
         return (state, seen + row_sums(obs), earned + row_sums(flags)), None
 
-    zeros = jnp.zeros(
-        num_envs
-    )  # separate sums per replica and of obs: no old state is kept for them
+    # separate sums per replica and of obs: no old state is kept for them
+    zeros = jnp.zeros(num_envs)
     start = (state, zeros, zeros)
     return sum_of(jax.lax.scan(one, start, jax.random.split(key, num_steps))[0][1:])
 

@@ -1,11 +1,12 @@
 """Memory growth of a long run: resident set size (RSS) over many chunks of a small run.
 
-    python -m wdjax.experiments.benchmarks.memory                                    # some minutes
-    python -m wdjax.experiments.benchmarks.memory --chunks 1000 --json memory.json   # a quick check
+    python -m wdjax.experiments.benchmarks.memory                  # some minutes
+    python -m wdjax.experiments.benchmarks.memory --chunks 1000    # a quick check
 
 The run is cartpole_ppo with 4 replicas and rollouts of 8 steps, one update per chunk, and a
 checkpoint and an evaluation every 20 chunks. RSS is read from /proc/self/statm (Linux) every 100
-chunks. A least-squares fit of the slope leaves out the first fifth of the chunks.
+chunks. A least-squares fit of the slope leaves out the first fifth of the chunks. The exit status
+is 1 if the slope is not below 100 bytes per chunk.
 """
 
 import os
@@ -15,35 +16,26 @@ from typing import Any
 
 import numpy as np
 
-from wdjax.experiments.benchmarks.timing import Parser, column, report
+from wdjax.experiments.benchmarks.timing import Parser
 from wdjax.train import Trainer, load_config
 
 EVERY, MUST = 100, 100  # chunks between measurements; maximum bytes per chunk
-COLUMNS = {
-    "row": column("row"),
-    "bytes per chunk": column("slope", "{:.0f}".format),
-    "must be below": column("must"),
-    "RSS in MB: first": lambda result: f"{result['rss'][0] / 1e6:.2f}",
-    "smallest": lambda result: f"{min(result['rss']) / 1e6:.2f}",
-    "largest": lambda result: f"{max(result['rss']) / 1e6:.2f}",
-    "last": lambda result: f"{result['rss'][-1] / 1e6:.2f}",
-}
 
 
 def main() -> None:
-    """Train and print the growth of memory."""
-    parser = Parser(__doc__, timed=False)
-    parser.add_json()
+    """Train, print the growth of memory, and exit with status 1 if it is too large."""
+    parser = Parser(__doc__ or "", timed=False)
     words = "chunks of the run (default: 10,000)"
     parser.add_argument("--chunks", type=int, default=10_000, help=words)
     parsed = parser.parse()
     if parsed.chunks < 2 * EVERY:
         parser.error(f"--chunks = {parsed.chunks}: must be at least {2 * EVERY}")
     seen = [(chunk, rss) for chunk, rss in train(parsed.chunks) if chunk >= parsed.chunks / 5]
-    chunks, rss = zip(*seen, strict=True)
-    slope = float(np.polyfit(chunks, rss, 1)[0])
-    row = {"row": "cartpole_ppo", "slope": slope, "must": MUST, "chunks": chunks, "rss": rss}
-    report([row], COLUMNS, parsed.json)
+    chunks, rss = np.array(seen, float).T
+    slope = np.polyfit(chunks, rss, 1)[0]
+    first, *_, last = rss / 1e6
+    print(f"{slope:.0f} bytes per chunk (must be below {MUST}), RSS {first:.2f} to {last:.2f} MB")
+    raise SystemExit(not slope < MUST)
 
 
 def train(num_chunks: int) -> list[tuple[int, int]]:

@@ -8,7 +8,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +30,6 @@ class Parser(argparse.ArgumentParser):
         self,
         description: str,
         rows: Collection[str] = (),
-        default: Collection[str] = (),
         timed: bool = True,
         **options: Any,
     ) -> None:
@@ -41,19 +39,14 @@ class Parser(argparse.ArgumentParser):
         )
         self.rows = rows
         if rows:
-            known = f"rows to measure: {', '.join(rows)} (default: {', '.join(default) or 'all'})"
-            self.add_argument("rows", nargs="*", default=default or rows, metavar="ROW", help=known)
+            known = f"rows to measure: {', '.join(rows)} (default: all)"
+            self.add_argument("rows", nargs="*", default=rows, metavar="ROW", help=known)
         if timed:
             repeats = "timed runs per row, at least 1 (default: 5)"
             self.add_argument("--repeats", type=int, default=5, help=repeats)
             self.add_argument("--small", action="store_true", help="sizes for a CPU")
-            self.add_json()
-
-    def add_json(self) -> None:
-        """Add the option --json."""
-        self.add_argument(
-            "--json", type=Path, metavar="FILE", help="also write all numbers to this file"
-        )
+            file = "also write all numbers to this file"
+            self.add_argument("--json", type=Path, metavar="FILE", help=file)
 
     def error(self, message: str) -> NoReturn:
         """Exit with one sentence and status 2."""
@@ -75,34 +68,6 @@ class Parser(argparse.ArgumentParser):
         except ValueError as error:
             self.error(str(error))
         return parsed
-
-
-def rates(program: Callable[[], Any], repeats: int, env_steps: int, passes: int) -> dict[str, Any]:
-    """Time calls of a program after one warm-up call, each until its results are ready.
-
-    Args:
-        program: called without arguments.
-        repeats: number of timed calls.
-        env_steps: env steps of one call.
-        passes: updates, rollouts or steps of all replicas in one call.
-
-    Returns:
-        env_steps_per_second and ms_per_pass of the median call, spread, and the seconds of each
-        call.
-    """
-    jax.block_until_ready(program())
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(program())
-        seconds.append(time.perf_counter() - start)
-    median, spread = median_and_spread(seconds)
-    return {
-        "env_steps_per_second": env_steps / median,
-        "ms_per_pass": 1e3 * median / passes,
-        "spread": spread,
-        "seconds": seconds,
-    }
 
 
 def median_and_spread(seconds: list[float]) -> tuple[float, float]:

@@ -45,8 +45,6 @@ class Row:
     """maximum number of env steps, or None"""
     note: str = ""
     """note printed below the curve"""
-    quick: bool = False
-    """the slow tests rerun it, in seconds on a CPU"""
 
 
 def greedy_return(
@@ -128,7 +126,6 @@ ROWS: dict[str, Row] = {
     "cartpole": Row(
         "cartpole_ppo", functools.partial(steps_until, level=475.0),
         {"env steps until 475": Target(150_000, at_least=False, every_seed=True)}, seeds=8,
-        quick=True,
     ),
     "acrobot": Row("acrobot_ppo", greedy_return, {RETURN: Target(-85, every_seed=True)},
         within=500_000),
@@ -142,8 +139,7 @@ ROWS: dict[str, Row] = {
         "longer episodes end. "
         "Training actions include exploration noise; the greedy return is measured without it.",
     ),
-    "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000,
-        quick=True),
+    "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
     "pendulum_ppo": Row("pendulum_ppo", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
     "tag_gridworld": Row(
         "tag_gridworld_ppo", functools.partial(against_others, episodes=1_000, greedy=True),

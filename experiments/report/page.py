@@ -16,18 +16,21 @@ _LIGHT, _DARK = (
 STYLE = f"""
 :root {{ color-scheme: light dark; {_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
-body {{ margin: 0 auto; padding: 16px; max-width: 1200px; background: var(--paper); color: var(--text);
-       font: 14px/1.5 "DejaVu Sans", system-ui, sans-serif }}
+body {{ margin: 0 auto; padding: 16px; max-width: 1200px; background: var(--paper);
+       color: var(--text); font: 14px/1.5 "DejaVu Sans", system-ui, sans-serif }}
 h1 {{ font-size: 20px; margin: 0 }} h2 {{ font-size: 16px; margin: 28px 0 6px }}
 p {{ margin: 4px 0; color: var(--grey) }}
-section > div {{ overflow-x: auto }} table {{ border-collapse: collapse; font-size: 12px; margin: 4px 0 12px }}
+section > div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 12px; margin: 4px 0 12px }}
 tr + tr {{ border-top: 1px solid var(--faint) }} td, th {{ white-space: nowrap }}
 details td {{ white-space: normal; overflow-wrap: anywhere }}
 summary {{ cursor: pointer; color: var(--blue) }}
-.panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: 8px 16px }}
+.panels, .players {{ display: grid; gap: 8px 16px }}
+.panels {{ grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)) }}
 .panels svg {{ width: 100%; height: auto }}
-.players {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 8px 16px }}
-.matrices {{ display: flex; flex-wrap: wrap; gap: 0 32px }} .matrices td + td {{ padding: 2px 8px !important }}
+.players {{ grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)) }}
+.matrices {{ display: flex; flex-wrap: wrap; gap: 0 32px }}
+.matrices td + td {{ padding: 2px 8px !important }}
 iframe {{ color-scheme: normal }}
 """
 # in a cell after the first one, the name of a player

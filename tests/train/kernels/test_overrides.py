@@ -124,8 +124,9 @@ def other(*args, **named):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (ActorCritic, "__call__"), (ActorCritic, "__init__"), (MLP, "__call__"), (FlatEncoder, "__call__"),
-        (Categorical, "entropy"), (Categorical, "num_outputs"), (Policy, "inputs"),
+        (ActorCritic, "__call__"), (ActorCritic, "__init__"), (MLP, "__call__"),
+        (FlatEncoder, "__call__"), (Categorical, "entropy"), (Categorical, "num_outputs"),
+        (Policy, "inputs"),
     ],
 )  # fmt: skip
 def test_patched_class_is_detected(owner, name, policy, monkeypatch):
