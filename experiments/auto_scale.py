@@ -46,27 +46,24 @@ class Trial:
 
 def measure(config: TrainConfig, budget: int) -> Trial:
     """Compile the program of a run, and run it for a second if it fits."""
-    trial = Trial(config.num_envs, config.rollout_length)
+    sizes = config.num_envs, config.rollout_length
     try:
-        change_config(config)  # validates it
-    except ValueError as error:  # for example minibatches that do not divide it
-        return dataclasses.replace(trial, words=one_line(error))
-    try:
-        learner = make_learner(config)
+        learner = make_learner(change_config(config))  # validated
         run = compile_run(learner)
         shared = learner.setup.num_devices if on_cpu() else 1  # a CPU's devices share its memory
         memory = shared * run.bytes_needed
-        trial = dataclasses.replace(trial, memory=memory)
         if memory > budget:
             words = f"not run: needs {in_words(memory)}, {in_words(budget)} available"
-            return dataclasses.replace(trial, words=words)
+            return Trial(*sizes, memory, words=words)
         size = min(config.num_updates, FEW)
         seconds = time_of(run, learner.init(jax.random.key(config.seed)), size) / size
+    except ValueError as error:  # for example minibatches that do not divide it
+        return Trial(*sizes, words=one_line(error))
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return dataclasses.replace(trial, words="out of memory")
-    return dataclasses.replace(trial, env_steps_per_second=config.env_steps_per_update / seconds)
+        return Trial(*sizes, words="out of memory")
+    return Trial(*sizes, memory, config.env_steps_per_update / seconds)
 
 
 def time_of(run: CompiledRun, state: TrainState, size: int) -> float:
@@ -85,9 +82,7 @@ def auto_scale(
 ) -> tuple[TrainConfig, list[Trial]]:  # fmt: skip
     """Find the fastest num_envs, and optionally rollout_length.
 
-    num_envs is doubled until it does not fit or two doublings in a row are not faster. If the first
-    size does not fit, it is halved until one fits. The smallest size that is nearly as fast as the
-    fastest (by WORTH) is chosen, since a larger one leaves fewer updates.
+    A size is doubled while it fits and is faster (by WORTH); a larger one leaves fewer updates.
 
     Args:
         config: configuration with the first size.
@@ -99,46 +94,27 @@ def auto_scale(
         (configuration with the chosen size, trials in their order).
 
     Raises:
-        ValueError: if no size fits, or in a run of several processes.
+        ValueError: if the first size does not fit, or in a run of several processes.
     """
-    require(
-        jax.process_count() == 1,
-        "--auto-scale",
-        True,
-        "omitted in multi-process runs. Set --num-envs instead",
-    )
+    words = "omitted in multi-process runs. Set --num-envs instead"
+    require(jax.process_count() == 1, "--auto-scale", True, words)
     budget = bytes_free() if budget is None else budget
-    trials: list[Trial] = []
+    trials = [attempt(config, budget)]
+    speed = trials[0].env_steps_per_second or 0.0
+    require(speed, "num_envs", config.num_envs, f"another size ({trials[0].words})")
     for field in ("num_envs", "rollout_length")[: 1 + rollout]:
-        tried = search(config, field, budget, attempt)
-        fastest = max(trial.env_steps_per_second or 0.0 for trial in tried)
-        near = [trial for trial in tried if WORTH * (trial.env_steps_per_second or 0.0) > fastest]
-        require(near, field, getattr(config, field), f"smaller ({tried[-1].words})")
-        best = min(near, key=lambda trial: trial.num_envs * trial.rollout_length)
-        trials += tried
-        config = dataclasses.replace(config, **{field: getattr(best, field)})
+        while True:
+            larger = dataclasses.replace(config, **{field: 2 * getattr(config, field)})
+            if larger.num_updates < FEWEST_UPDATES:
+                words = f"not run: leaves only {larger.num_updates} updates in the run"
+                trials.append(Trial(larger.num_envs, larger.rollout_length, words=words))
+                break
+            trials.append(attempt(larger, budget))
+            faster = trials[-1].env_steps_per_second or 0.0
+            if faster < WORTH * speed:
+                break
+            config, speed = larger, faster
     return config, trials
-
-
-def search(
-    config: TrainConfig, field: str, budget: int, attempt: Callable[[TrainConfig, int], Trial]
-) -> list[Trial]:
-    """Try a field of a configuration, and double it, or halve it until it fits."""
-    size, tried = getattr(config, field), [attempt(config, budget)]
-    while tried[-1].env_steps_per_second is None and size % 2 == 0:
-        size //= 2
-        tried.append(attempt(dataclasses.replace(config, **{field: size}), budget))
-    fastest, idle = tried[0].env_steps_per_second, 0  # None: a larger size did not fit
-    while fastest is not None and idle < 2 and tried[-1].env_steps_per_second is not None:
-        config = dataclasses.replace(config, **{field: 2 * getattr(config, field)})
-        if config.num_updates < FEWEST_UPDATES:
-            words = f"not run: leaves only {config.num_updates} updates in the run"
-            return [*tried, Trial(config.num_envs, config.rollout_length, words=words)]
-        tried.append(attempt(config, budget))
-        speed = tried[-1].env_steps_per_second or 0.0
-        idle = 0 if speed >= WORTH * fastest else idle + 1
-        fastest = max(fastest, speed)
-    return tried
 
 
 def in_words(size: int) -> str:

@@ -5,6 +5,7 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.pop(0)  # the current folder, added by `python -m`: its files must not shadow libraries
 
+import contextlib
 import gc
 import importlib
 import itertools
@@ -20,14 +21,10 @@ from pathlib import Path
 from typing import Any
 
 try:
-    os.getcwd()
-except (
-    FileNotFoundError
-):  # jaxlib 0.12 cannot be imported in a deleted folder: import it in another one
-    deleted = os.open(".", os.O_RDONLY)
+    FOLDER: str | None = os.getcwd()
+except FileNotFoundError:
+    FOLDER = None  # deleted; jaxlib 0.12 cannot be imported in such a folder
     os.chdir(os.sep)
-    importlib.import_module("jax")
-    os.fchdir(deleted)
 
 import jax
 
@@ -35,31 +32,39 @@ from wdjax.checks import did_you_mean, one_line, require
 from wdjax.console import Console, keep_output
 from wdjax.lazy import no_garbage_collection
 from wdjax.named import find_modules_here
+from wdjax.signals import STOPPED
 from wdjax.train import BadNumbersError, FailedCheckError
-from wdjax.train.devices.processes import STOPPED, is_one_of_several, leaving
+from wdjax.train.devices.processes import is_one_of_several, leaving
 from wdjax.train.devices.startup import wake_device
 from wdjax.version import __version__
 
 USAGE = """\
 usage: wdjax COMMAND ...
 
-  wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]   train a preset (a name or a YAML file)
-  wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]        train many runs in one program; --search, --pbt
-  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]     print a cross-play matrix: runs, random, scripts
-  wdjax render RUN [--output FILE] [--npz FILE]                       save one episode: GIF, player (.html), SVG, arrays
-  wdjax report RUN [RUN ...] [--output FILE]                          write one page: curves, cross-play, a player
-  wdjax export RUN [--policies NAME ...] [--output DIR]               export policies for use without wdjax
-  wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]     measure env steps/s of the benchmark suite
-  wdjax diff RUN RUN                                                  compare two runs or presets
-  wdjax list                                                          list environments, presets and bundled runs
-  wdjax completion                                                    print a completion script for bash and zsh
+  wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]
+      train a preset (a name or a YAML file)
+  wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]
+      train many runs in one program; --search, --pbt
+  wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]
+      print a cross-play matrix: runs, random, scripts
+  wdjax render RUN [--output FILE] [--npz FILE]
+      save one episode: GIF, player (.html), SVG, arrays
+  wdjax report RUN [RUN ...] [--output FILE]
+      write one page: curves, cross-play, a player
+  wdjax export RUN [--policies NAME ...] [--output DIR]
+      export policies for use without wdjax
+  wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]
+      measure env steps/s of the benchmark suite
+  wdjax diff RUN RUN      compare two runs or presets
+  wdjax list              list environments, presets and bundled runs
+  wdjax completion        print a completion script for bash and zsh
 
 First run:
   wdjax train tag_small                 train both sides of Tag, 2 minutes on 2 CPU cores
   wdjax eval runs/tag_small             evaluate them against random play
 
-wdjax --version prints the version. wdjax COMMAND --help lists flags; wdjax train PRESET --help lists topics of fields.
-Set WDJAX_TRACEBACK=1 to see the traceback of an error."""
+wdjax --version prints the version. wdjax COMMAND --help lists flags; wdjax train PRESET --help
+lists topics of fields. Set WDJAX_TRACEBACK=1 to see the traceback of an error."""
 
 # module:function; imported on use, because imports take seconds
 COMMANDS = {
@@ -131,7 +136,9 @@ def call(command: str, *rest: str) -> None:
         if command in ("completion", "diff", "list") and rest in (("-h",), ("--help",)):
             print(USAGE)
             return
-        require_current_folder()
+        if FOLDER is None:
+            words = "the current folder was deleted. Change to another folder (cd) and try again"
+            raise FileNotFoundError(words)
         cache_compilations()
         if wakes_at_once(command, rest):
             _AWAKE[:] = [wake_device()]
@@ -147,18 +154,21 @@ def call(command: str, *rest: str) -> None:
     except (ValueError, TypeError, OSError, ImportError, NotImplementedError, *FAILURES) as error:
         if os.environ.get("WDJAX_TRACEBACK"):
             raise
-        own_notes = [n for n in getattr(error, "__notes__", ()) if "JAX has removed" not in n]
-        notes = "".join(f" ({note})" for note in own_notes)
-        modules = getattr(error, "modules", ()) or getattr(
-            error.__cause__, "modules", ()
-        )  # UntrustedModuleError
-        trusting = [word for module in modules for word in ("--trust", module)]
-        if trusting:
-            command_line = shlex.join([program(), command, *rest, *trusting])
-            notes += f" Full command: {one_line(command_line)}"
-        sentence = f"wdjax: {one_line(error)}{notes}"
+        sentence = f"wdjax: {one_line(error)}{notes_of(error, command, *rest)}"
         Console(stderr=True).print(sentence, style="red", highlight=False, soft_wrap=True)
         raise SystemExit(1 if isinstance(error, FAILURES) else 2) from error
+
+
+def notes_of(error: BaseException, command: str, *rest: str) -> str:
+    """Return the notes of an error, and the command line that trusts the modules that it names."""
+    notes = [note for note in getattr(error, "__notes__", ()) if "JAX has removed" not in note]
+    text = "".join(f" ({note})" for note in notes)
+    modules = getattr(error, "modules", ()) or getattr(error.__cause__, "modules", ())
+    if not modules:
+        return text
+    trusting = [word for module in modules for word in ("--trust", module)]
+    line = shlex.join([program(), command, *rest, *trusting])
+    return f"{text} Full command: {one_line(line)}"
 
 
 def program() -> str:
@@ -168,23 +178,14 @@ def program() -> str:
     return "wdjax" if same or started.name != "wdjax" else sys.argv[0]
 
 
-def require_current_folder() -> None:
-    """Raise FileNotFoundError if the current folder was deleted; libraries need one."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            "the current folder was deleted. Change to another folder (cd) and try again"
-        ) from None
-
-
 def meant(command: str) -> str:
     """Return a hint for an unknown command: training of a preset, or the closest command."""
-    from wdjax.train import list_presets
-    from wdjax.train.load import ALIASES
+    from wdjax.train import preset_path
 
-    named = command in (*list_presets(), *ALIASES)
-    return f"did you mean wdjax train {command}?" if named else did_you_mean(command, COMMANDS)
+    with contextlib.suppress(ValueError, OSError):
+        preset_path(command)
+        return f"did you mean wdjax train {command}?"
+    return did_you_mean(command, COMMANDS)
 
 
 IN_A_MINUTE = "quick version:"
@@ -217,18 +218,14 @@ def cost_of(path: Path) -> str:
     from wdjax.train import TrainConfig
     from wdjax.yaml_reader import read_yaml
 
-    steps = (
-        f"{int(read_yaml(path).get('total_env_steps', TrainConfig.total_env_steps)):,} env steps"
-    )
-    header = itertools.takewhile(
-        lambda line: line.startswith("#"), path.read_text(encoding="utf8").splitlines()
-    )
-    paragraphs = " ".join(line[1:].strip() or "\n" for line in header).split("\n")
-    text = " ".join(p for p in paragraphs if "Costs:" in p).strip()
-    costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", text)
+    steps = int(read_yaml(path).get("total_env_steps", TrainConfig.total_env_steps))
+    lines = path.read_text(encoding="utf8").splitlines()
+    header = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    text = re.sub(r"(?<!\n)\n(?!\n)", " ", "\n".join(line[1:].strip() for line in header))
+    costs = re.search(r"\bCosts: (.*?\.)(?: [A-Z]|$)", text, re.MULTILINE)
     small = re.search(r"\bQuick version: (\w+)", text)
     parts = (costs and costs[1].rstrip("."), small and f"{IN_A_MINUTE} {small[1]}")
-    return "; ".join([steps, *filter(None, parts)])
+    return "; ".join([f"{steps:,} env steps", *filter(None, parts)])
 
 
 # Flags of `train` that configure jax before it searches devices, or that do not train.
@@ -287,7 +284,10 @@ def cache_compilations() -> None:
         cache = base / "wdjax"
         require(base.is_absolute(), "XDG_CACHE_HOME", str(base), "an absolute path")
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        require_private(cache)
+        status = cache.stat()
+        if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+            words = "belongs to another user, or other users can write it. Delete it, or set"
+            raise PermissionError(f"{cache} {words} JAX_COMPILATION_CACHE_DIR to a folder of yours")
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home
         words = f"Warning: the compilation cache is disabled: {one_line(error)}"
         Console(stderr=True).print(words, highlight=False, soft_wrap=True)
@@ -296,21 +296,6 @@ def cache_compilations() -> None:
     jax.config.update(
         "jax_persistent_cache_min_compile_time_secs", 0.0
     )  # a run starts with dozens of small programs
-
-
-def require_private(folder: Path) -> None:
-    """Raise PermissionError if a folder belongs to another user or others can write it."""
-    status = folder.stat()
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        raise PermissionError(
-            f"{folder} belongs to another user. Set JAX_COMPILATION_CACHE_DIR to a folder "
-            f"that you own"
-        )
-    if os.name == "posix" and status.st_mode & 0o022:
-        raise PermissionError(
-            f"{folder} is writable by other users. Delete it, or set "
-            f"JAX_COMPILATION_CACHE_DIR to a folder that you own"
-        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 
 from wdjax.console import Console
 
+STOPPED = 130  # exit status of all processes of a run that a signal stopped
+
 
 @contextlib.contextmanager
 def stop_signals(console: Console) -> Iterator[threading.Event]:

@@ -205,6 +205,11 @@ def require_run(command: str, arguments: Sequence[str]) -> None:
         )
 
 
+def folder_of(run: str) -> Path:
+    """Return the folder of a run that may end with a checkpoint, such as "runs/a@best"."""
+    return Path(run.rpartition("@")[0] if "@" in run and not Path(run).exists() else run)
+
+
 def require_seed(seed: int) -> None:
     """Raise ValueError for a seed that jax would truncate."""
     require(0 <= seed < 2**32, "--seed", seed, "at least 0 and below 2**32")

@@ -11,7 +11,8 @@ from wdjax.experiments.commands.train import TrainArguments, of_preset
 from wdjax.train import list_presets
 
 SCRIPT = """\
-# bash: add eval "$(wdjax completion)" to ~/.bashrc. zsh: first run autoload -U bashcompinit && bashcompinit.
+# bash: add eval "$(wdjax completion)" to ~/.bashrc.
+# zsh: first run autoload -U bashcompinit && bashcompinit.
 _wdjax() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} words
     case ${{COMP_CWORD}}:${{COMP_WORDS[1]}}:${{COMP_WORDS[2]}}:$word in

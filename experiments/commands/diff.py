@@ -62,26 +62,21 @@ def differing(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Of a policy that some runs lack, these are its algorithm and the fields not at their defaults.
     """
-    first, names = runs[0], dict.fromkeys(itertools.chain.from_iterable(runs))
     algorithms = {own[name] for own in runs for name in own if name.endswith(".algorithm")}
     raw = {"env": "", "policies": {name: {"algorithm": name} for name in sorted(algorithms)}}
     defaults = plain_config(read_config(raw, imports=False))["policies"].values()
     usual = flat({name: value for own in defaults for name, value in own.items()})
     usual.pop("algorithm", None)
 
-    def at_default(name: str) -> bool:
-        _, _, field = name.split(".", 2) if name.startswith("policies.") else ("", "", "")
-        values = [own[name] for own in runs if name in own]
-        return (
-            len(values) < len(runs)
-            and field in usual
-            and all(value == usual[field] for value in values)
-        )
+    def value_of(own: Mapping[str, Any], name: str) -> Any:
+        field = name.split(".", 2)[-1] if name.startswith("policies.") else ""
+        return own.get(name, usual.get(field))
 
+    names = dict.fromkeys(itertools.chain.from_iterable(runs))
     return [
         name
         for name in names
-        if any(own.get(name) != first.get(name) for own in runs) and not at_default(name)
+        if any(value_of(own, name) != value_of(runs[0], name) for own in runs)
     ]
 
 

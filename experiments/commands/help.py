@@ -13,15 +13,16 @@ from wdjax.experiments.commands.arguments import FACTS
 SCREEN = """\
 usage: wdjax train {preset} [--FIELD VALUE ...]
 
-  wdjax train {name} --workdir runs/a --seed 1        set the run folder and the seed
-  wdjax train {name} --dry-run                        print sizes, batches and memory without training
-  wdjax train {name} --workdir runs/a --resume        continue from the newest checkpoint
+  wdjax train {name} --workdir runs/a --seed 1      set the run folder and the seed
+  wdjax train {name} --dry-run                      print sizes and memory without training
+  wdjax train {name} --workdir runs/a --resume      continue from the newest checkpoint
   wdjax train {name} --num-envs 64 --total-env-steps 100_000
-  wdjax train {name} --lr 1e-3                        show the full name of the flag, which includes the policy
-  wdjax train {name} --callbacks csv tensorboard      csv, tensorboard, wandb, or custom: package.module:function
+  wdjax train {name} --lr 1e-3                      show the full name of a field
+  wdjax train {name} --callbacks csv tensorboard    or wandb, or custom: package.module:function
 
-An env step advances one replica once, with all its agents. An update is one rollout (num_envs x rollout_length env
-steps) and the learning from it. A chunk is a number of updates that ends with a line in metrics.jsonl."""
+An env step advances one replica once, with all its agents. An update is one rollout (num_envs x
+rollout_length env steps) and the learning from it. A chunk is a number of updates that ends with a
+line in metrics.jsonl."""
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:

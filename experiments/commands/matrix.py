@@ -12,7 +12,6 @@ from rich.text import Text
 
 from wdjax.files import new_file, write_text
 from wdjax.train import Episodes, Player
-from wdjax.train.evaluation.episodes import return_statistics
 
 Rows = Mapping[
     tuple[str, ...], Mapping[str, Mapping[str, Any]]
@@ -29,7 +28,8 @@ def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list
     first = next(iter(cells.values()))
     roles = list(first.episode_return)
     shown = [f"{role} return" for role in roles]
-    hidden = return_statistics(first).keys() - set(shown)
+    hidden = {f"{name} return" for name in first.group_return} - set(shown)
+    hidden |= {f"{name} agent return" for name in first.agent_return}
     names = [name for name in next(iter(rows.values())) if name not in hidden]
     if len(roles) == 2 and len(rows) > 4:
         down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
@@ -74,30 +74,20 @@ def require_tables(files: Iterable[Path]) -> None:
 def write_matrix(file: Path, roles: Sequence[str], rows: Rows) -> None:
     """Write all numbers as JSON (an object per combination) or .csv (a line per quantity)."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix == ".csv":
-        with new_file(file, "w") as out:
-            csv.writer(out).writerows(_csv_lines(roles, rows))
+    if file.suffix == ".json":
+        content = [{"policies": dict(zip(roles, cell, strict=True)), **rows[cell]} for cell in rows]
+        write_text(file, json.dumps(content, indent=1) + "\n")
         return
-    content = [
-        {"policies": dict(zip(roles, cell, strict=True)), **numbers}
-        for cell, numbers in rows.items()
+    quantities = next(iter(rows.values()))
+    levels = [f"quantile_{level}" for level in next(iter(quantities.values()))["quantiles"]]
+    lines = [
+        [*cell, name, numbers["mean"], numbers["standard_error"], *numbers["quantiles"].values()]
+        for cell, quantities in rows.items()
+        for name, numbers in quantities.items()
     ]
-    write_text(file, json.dumps(content, indent=1) + "\n")
-
-
-def _csv_lines(roles: Sequence[str], rows: Rows) -> Iterator[list[Any]]:
-    for i, (cell, quantities) in enumerate(rows.items()):
-        for name, numbers in quantities.items():
-            if i == 0 and name == next(iter(quantities)):
-                levels = [f"quantile_{level}" for level in numbers["quantiles"]]
-                yield [*roles, "quantity", "mean", "standard_error", *levels]
-            yield [
-                *cell,
-                name,
-                numbers["mean"],
-                numbers["standard_error"],
-                *numbers["quantiles"].values(),
-            ]
+    with new_file(file, "w") as out:
+        head = [*roles, "quantity", "mean", "standard_error", *levels]
+        csv.writer(out).writerows([head, *lines])
 
 
 def other_params(first: Player, others: Iterable[Player]) -> Iterator[str]:

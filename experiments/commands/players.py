@@ -16,6 +16,7 @@ from wdjax.experiments.commands.arguments import (
     Names,
     Run,
     Runs,
+    folder_of,
     parse,
     require_run,
     require_seed,
@@ -37,7 +38,6 @@ from wdjax.train import (
     statistics,
     trained_policy,
 )
-from wdjax.train.learner.saved import split_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +124,9 @@ class ExportArguments:
     trust: Modules = ()
 
 
-def _folder(run: str) -> Path:
+def _output_folder(run: str) -> Path:
     """Return the default folder for files of a run; reference/ROW for a bundled run."""
-    return Path(*run.split(":")) if run.startswith("reference:") else split_checkpoint(run)[0]
+    return Path(*run.split(":")) if run.startswith("reference:") else folder_of(run)
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -136,8 +136,10 @@ def evaluate(arguments: list[str]) -> None:
     which = "best" if parsed.best else parsed.checkpoint
     require_tables(parsed.output)
     require_seed(parsed.seed)
-    chosen = ["@".join(map(str, split_checkpoint(run, which))) for run in parsed.runs]
-    loaded = [load_run(checkpoint, trust=parsed.trust) for checkpoint in chosen]
+    loaded = []
+    for run in parsed.runs:
+        checkpoint = f"{run}@{which}" if folder_of(run) == Path(run) else run
+        loaded.append(load_run(checkpoint, trust=parsed.trust))
     first, *others = [Player(run, *own) for run, own in zip(parsed.runs, loaded, strict=True)]
     learner, state = loaded[0]
     for line in other_params(first, others):
@@ -172,7 +174,7 @@ def render(arguments: list[str]) -> None:
     if parsed.npz is not None and parsed.npz.suffix != ".npz":
         raise ValueError(f"--npz {parsed.npz}: must end in .npz")
     learner, state = load_run(parsed.run, parsed.best, trust=parsed.trust)
-    default = None if parsed.npz else _folder(parsed.run) / "episode.gif"
+    default = None if parsed.npz else _output_folder(parsed.run) / "episode.gif"
     for file in filter(None, (parsed.npz, parsed.output or default)):
         written = save_episode(learner, state, file, parsed.seed, parsed.greedy, parsed.fps)
         show(f"Wrote {written}")
@@ -188,6 +190,6 @@ def export(arguments: list[str]) -> None:
     ]
     for policy in policies:
         written = export_policy(
-            policy, parsed.output or make_folder_inside(_folder(parsed.run) / "export")
+            policy, parsed.output or make_folder_inside(_output_folder(parsed.run) / "export")
         )
         show(f"Wrote {', '.join(map(str, written))}")

@@ -20,6 +20,7 @@ from wdjax.experiments.commands.arguments import (
     Modules,
     Names,
     Runs,
+    folder_of,
     parse,
     require_run,
     require_seed,
@@ -38,16 +39,8 @@ from wdjax.experiments.report.page import Section, folded, of_terminal, page
 from wdjax.files import write_text
 from wdjax.metric_names import spreads_of
 from wdjax.tables import html_table
-from wdjax.train import (
-    Player,
-    cross_play,
-    load_run,
-    read_metrics,
-    save_episode,
-    statistics,
-)
-from wdjax.train.learner.saved import split_checkpoint
-from wdjax.train.storage.folder import RESUMABLE, require_held
+from wdjax.train import Player, cross_play, load_run, read_metrics, save_episode, statistics
+from wdjax.train.storage.folder import RESUMABLE
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Fields that do not distinguish configurations: seed, machine, and how a run was supervised.
@@ -84,7 +77,7 @@ def report(arguments: list[str]) -> None:
     """Run `wdjax report`."""
     parsed = parse(ReportArguments, "wdjax report", arguments)
     require_run("report", parsed.runs)
-    folders = [split_checkpoint(run)[0] for run in parsed.runs]
+    folders = [folder_of(run) for run in parsed.runs]
     output = parsed.output or folders[0] / "report.html"
     require(output.suffix == ".html", "--output", str(output), "a file that ends in .html")
     for name in ("episodes", "players"):
@@ -125,21 +118,19 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     best = folder / "best" / CONFIG
     if best.is_file():
         raise ValueError(f"{folder} is a sweep, not a run. Report its best run, {best.parent}")
-    require_held(folder)
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} contains no run: {folder / CONFIG} is missing")
     file = folder / "metrics.jsonl"
     rows = read_metrics(file) if file.is_file() else []
     if not rows:
         raise ValueError(f"{folder} has nothing to report yet: metrics.jsonl is empty")
     for number, row in enumerate(rows, 1):
-        _require_numbers(f"{file}, line {number}", row)
+        for name, value in {"env_steps": None, **row}.items():
+            known = isinstance(value, (int, float)) and not abs(value) > FLOAT32_MAX  # or NaN
+            fits = known or (value is None and name != "env_steps")
+            words = "a number within the range of float32"
+            require(fits, f"{file}, line {number}: {name}", value, words)
     return fields_of(str(folder)), rows
-
-
-def _require_numbers(where: str, row: Row) -> None:
-    for name, value in {"env_steps": None, **row}.items():
-        known = isinstance(value, (int, float)) and not abs(value) > FLOAT32_MAX  # NaN is allowed
-        unknown = value is None and name != "env_steps"
-        require(known or unknown, f"{where}: {name}", value, "a number within the range of float32")
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -233,12 +224,15 @@ def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
         "agent steps/s, median": ("agent_steps_per_second", stats.median),
         "training [s]": ("seconds", sum), "compiling [s]": ("compile_seconds", sum),
     }  # fmt: skip
-    table = []
-    for name, own in zip(names, rows, strict=True):
-        known = (
-            (over, [row[field] for row in own if field in row]) for field, over in columns.values()
-        )
-        table.append([name, *(f"{over(values):,.0f}" if values else "-" for over, values in known)])
+
+    def cell(own: Sequence[Row], field: str, over: Callable) -> str:
+        values = [row[field] for row in own if field in row]
+        return f"{over(values):,.0f}" if values else "-"
+
+    table = [
+        [name, *(cell(own, *column) for column in columns.values())]
+        for name, own in zip(names, rows, strict=True)
+    ]
     return Section("Throughput", html_table(table, ["run", *columns]), "Per chunk, training only")
 
 
@@ -256,23 +250,19 @@ def of_matrix(
     cells = cross_play(learner, state, key, parsed.episodes, name=first.name, opponents=opponents)
     rows = {cell: statistics(episodes, learner.env.info_ratios) for cell, episodes in cells.items()}
     words = f"{parsed.episodes} episodes each, sampled actions, mean ± standard error"
+    words += "; first run of each configuration" if len(parsed.runs) > len(firsts) else ""
     warnings = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
-    which = "; first run of each configuration" if len(parsed.runs) > len(firsts) else ""
     tables = "".join(f"<div>{of_terminal(table)}</div>" for table in matrix_tables(cells, rows))
-    return Section(title, f'{warnings}<div class="matrices">{tables}</div>', words + which)
+    return Section(title, f'{warnings}<div class="matrices">{tables}</div>', words)
 
 
 def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) -> Section:
     """Show an interactive episode of each of the first runs."""
-    bodies = [_player(parsed, *load(run)) for run in parsed.runs[: len(names)]]
-    heads = [f"<p><b>{html.escape(name)}</b></p>" if len(names) > 1 else "" for name in names]
-    title = f"An episode of {names[0] if len(names) == 1 else 'each run'}"
-    some = any("<iframe" in body for body in bodies)
-    words = (
-        "Space: play or pause. Arrow keys: step. Point at an agent to see its path" if some else ""
-    )
-    shown = "".join(f"<div>{head}{body}</div>" for head, body in zip(heads, bodies, strict=True))
-    return Section(title, f'<div class="players">{shown}</div>', words)
+    shown = ""
+    for name, run in zip(names, parsed.runs, strict=False):
+        shown += f"<div><p><b>{html.escape(name)}</b></p>{_player(parsed, *load(run))}</div>"
+    words = "Space: play or pause. Arrow keys: step. Point at an agent to see its path"
+    return Section("Episodes", f'<div class="players">{shown}</div>', words)
 
 
 def _player(parsed: ReportArguments, learner: Any, state: Any) -> str:

@@ -23,9 +23,8 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.experiments.sweep.searching import Halving
-from wdjax.signals import stop_signals
+from wdjax.signals import STOPPED, stop_signals
 from wdjax.train import load_config, preset_path
-from wdjax.train.devices.processes import STOPPED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,10 +27,12 @@ from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic
 from wdjax.kernels.backend import on_cpu
 from wdjax.lazy import no_garbage_collection
+from wdjax.signals import STOPPED
 from wdjax.train import (
     TrainConfig,
     change_config,
     complete_env_params,
+    connect,
     custom_modules,
     find_algorithm,
     list_presets,
@@ -40,7 +42,6 @@ from wdjax.train import (
     preset_path,
     read_config,
 )
-from wdjax.train.devices.processes import STOPPED, connect
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,53 +63,39 @@ class Sweep:
         words = f"{len(members)} members in {several}, {steps:,} env steps each"
         announce(self.console, config.env, population.num_devices, words, self.workdir)
 
-    def split(self, folder: Path, population: Population) -> list[Batch]:
-        """Split a population into batches in a folder of the sweep."""
-        inside = folder.relative_to(self.workdir).parts
-        for depth in range(1, len(inside) + 1):
-            make_folder_inside(self.workdir.joinpath(*inside[:depth]))
-        return population.split(folder, self.members_at_once)
-
-    def train(self, batch: Batch, bar: Callback, **options: Any) -> bool:
-        """Train a batch (`Population.train`); return whether it is complete."""
-        folder, population = batch
-        return population.train(
-            folder,
-            callbacks=[bar, *self.callbacks],
-            runs=self.workdir / "members",
-            stop=self.stop,
-            say=self.say,
-            **options,
-        )
-
-    def train_all(
+    def train(
         self,
-        folder: Path,
-        populations: Iterable[Population],
+        populations: Iterable[tuple[Path, Population]],
         bar: Callback,
         span: Callable[[int], tuple[int, int]] = lambda num_updates: (0, num_updates),
         before: Sequence[Batch] = (),
+        **options: Any,
     ) -> Iterator[Batch]:
         """Train populations in batches and yield each batch.
 
         Args:
-            folder: contains a folder for each population.
-            populations: trained one after the other.
+            populations: (folder inside the sweep's, population), trained one after the other.
             bar: see `progress`.
             span: updates of a run -> (updates done before, updates done afterwards).
             before: batches with whose last states the members begin; (): new runs.
+            **options: other arguments of `Population.train`.
 
         Raises:
             Stopped: after the first batch that is not complete.
         """
-        for number, population in enumerate(populations):
+        callbacks, runs = [bar, *self.callbacks], self.workdir / "members"
+        options |= {"callbacks": callbacks, "runs": runs, "stop": self.stop, "say": self.say}
+        for folder, population in populations:
             first, last = span(population.config.num_updates)
             if first == last:  # a rung of a run of few updates
                 continue
-            for batch in self.split(folder / f"{number:03d}", population):
-                start = lambda own=batch[1], done=first: (done, own.gather(before))  # noqa: E731
-                done = self.train(batch, bar, num_updates=last, start=start if before else None)
-                yield batch
+            inside = folder.relative_to(self.workdir)
+            for parent in [*reversed(inside.parents[:-1]), inside]:
+                make_folder_inside(self.workdir / parent)
+            for place, batch in population.split(folder, self.members_at_once):
+                start = lambda own=batch, done=first: (done, own.gather(before))  # noqa: E731
+                done = batch.train(place, last, start if before else None, **options)
+                yield place, batch
                 if not done:
                     raise Stopped
 
@@ -130,9 +116,8 @@ class Sweep:
 
             def bar(run: Any, row: Row) -> None:
                 done[row["member"]] = row["env_steps"]
-                now = sum(done.values())
+                now, started = sum(done.values()), f"{len(done)} of {len(members)} members started"
                 rate = (now - before) / (time.perf_counter() - clock)
-                started = f"{len(done)} of {len(members)} members started"
                 show(now, f"{now:,} of {total:,} env steps ({rate:,.0f}/s), {started}")
 
             yield bar
@@ -215,6 +200,7 @@ def drive(  # noqa: D417  (as for `sweep`)
         stack.enter_context(contextlib.suppress(Stopped))
         for table in kind(running):
             write_table(folder, table)
+        running.say(f"Wrote {folder}/table.csv, table.jsonl: {len(table)} rows")
     return table
 
 
@@ -236,8 +222,8 @@ def read_rows(folder: Path) -> list[Row]:
     return [row for file in sorted(folder.rglob("metrics.jsonl")) for row in read_metrics(file)]
 
 
-def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
-    """Return (folder, members.json, place) of the last batch of a member.
+def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any]]:
+    """Return (folder, content of members.json) of the last batch of a member.
 
     Raises:
         FileNotFoundError: if no batch has a checkpoint of this member.
@@ -247,9 +233,9 @@ def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any], int]:
         require_fields(file, content, size=int, members=list)
         for member in content["members"]:
             require_fields(file, member, member=int, seed=int, values=dict)
-        numbers = [member["member"] for member in content["members"]]
-        if number in numbers and any((file.parent / "checkpoints").glob("[0-9]*")):
-            return file.parent, content, numbers.index(number)
+        inside = any(member["member"] == number for member in content["members"])
+        if inside and any((file.parent / "checkpoints").glob("[0-9]*")):
+            return file.parent, content
     raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")
 
 
@@ -272,8 +258,9 @@ def load_member(
     """
     workdir = Path(workdir)
     base = load_config(read_sweep(workdir, trust)["config"])
-    folder, content, place = find_batch(workdir, number)
+    folder, content = find_batch(workdir, number)
     members = content["members"]
+    place = [member["member"] for member in members].index(number)
     changed = change_config(base, trust=trust, **members[place]["values"])
     config = dataclasses.replace(changed, seed=members[place]["seed"])
     (group,) = Population.group([config] * len(members), 1, trust, members)

@@ -18,30 +18,18 @@ from wdjax.experiments.sweep.members import (
     make_seeds,
     parse_values,
 )
-from wdjax.experiments.sweep.table import (
-    best_member,
-    final_table,
-    point_table,
-    varied_fields,
-)
+from wdjax.experiments.sweep.table import best_member, final_table, point_table, varied_fields
 from wdjax.train import Callback, Population, TrainConfig, plain_config
 
 
 def sweep(
-    config: TrainConfig | str | Path,
-    values: Mapping[str, Any] | None = None,
-    seeds: int | Sequence[int] = 1,
-    points: Sequence[Point] = (),
-    workdir: str | Path | None = None,
-    metric: str | None = None,
-    members_at_once: int = 0,
-    devices: int = 0,
-    resume: bool = False,
-    quiet: bool = True,
-    stop: threading.Event | None = None,
-    trust: Collection[str] = (),
+    config: TrainConfig | str | Path, values: Mapping[str, Any] | None = None,
+    seeds: int | Sequence[int] = 1, points: Sequence[Point] = (),
+    workdir: str | Path | None = None, metric: str | None = None, members_at_once: int = 0,
+    devices: int = 0, resume: bool = False, quiet: bool = True,
+    stop: threading.Event | None = None, trust: Collection[str] = (),
     callbacks: Sequence[Callback | str] = (),
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Train every combination of values with every seed, as members of one program if possible.
 
         table = sweep("cartpole_ppo", {"policies.agent.learning_rate": [1e-3, 3e-3]}, seeds=8)
@@ -102,24 +90,13 @@ def train_grid(
     folder = running.workdir / "groups"
     with running.progress(members, folder) as bar:
         # compiled programs take device memory
-        each = (populations.pop(0) for _ in range(len(populations)))
-        for _ in running.train_all(folder, each, bar):
+        each = ((folder / f"{i:03d}", populations.pop(0)) for i in range(len(populations)))
+        for _ in running.train(each, bar):
             rows = read_rows(folder)
             table = final_table(members, rows, metric)
             yield table
-    if not running.stop.is_set():
-        conclude(running, members, rows, table, metric)
-
-
-def conclude(
-    running: Sweep,
-    members: Sequence[Member],
-    rows: Sequence[Row],
-    table: Sequence[Row],
-    metric: str | None,
-) -> None:
-    """Write curves.png and the best member as a run, and print the scores."""
-    running.say(f"Wrote {running.workdir}/table.csv, table.jsonl")
+    if running.stop.is_set():
+        return
     ended = [row for row in table if row.get("bad_numbers")]
     if ended:
         words = f"{len(ended)} of {len(table)} members ended with bad numbers"

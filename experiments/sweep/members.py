@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import jax
 import numpy as np
 
 from wdjax.checks import require, require_integer
@@ -95,11 +94,11 @@ def parse_settings(
 def parse_point(settings: Iterable[str]) -> Point:
     """Return field -> value of texts "field=value"."""
     point: Point = {}
-    for name, several in parse_settings(settings).items():
-        values = several if isinstance(several, list) else []
+    for name, values in parse_settings(settings).items():
+        single = isinstance(values, list) and len(values) == 1
         words = "one value. Use --set FIELD=VALUE,VALUE for several"
-        require(len(values) == 1, f"--point {name}", several, words)
-        point[name] = values[0]
+        require(single, f"--point {name}", values, words)
+        (point[name],) = cast(list, values)
     return point
 
 
@@ -131,14 +130,12 @@ def parse_values(name: str, values: Any) -> Values:
         return values
     if isinstance(values, str):
         return parse_range(name, values)
-    if isinstance(values, np.ndarray | jax.Array):
-        values = values.tolist()
-    if not isinstance(values, list | tuple):
-        return [values]
-    require(len(values) > 0, name, values, "at least one value")
-    repeated = [value for i, value in enumerate(values) if value in values[:i]]
-    require(not repeated, name, values, "different values")
-    return list(values)
+    values = getattr(values, "tolist", lambda: values)()  # of an array
+    several = list(values) if isinstance(values, list | tuple) else [values]
+    require(several, name, values, "at least one value")
+    unique = all(value not in several[:i] for i, value in enumerate(several))
+    require(unique, name, several, "different values")
+    return several
 
 
 def parse_range(name: str, text: str) -> Values:
@@ -187,8 +184,8 @@ def make_points(settings: Mapping[str, Values], points: Sequence[Point] = ()) ->
             sorted(point),
             f"{sorted(points[0])}, as others",
         )
-    lists = cast(Mapping[str, list], settings)
-    grid = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    products = itertools.product(*cast(Mapping[str, list], settings).values())
+    grid = [dict(zip(settings, values, strict=True)) for values in products]
     combined = [{**point, **values} for point in points or [{}] for values in grid]
     repeated = [point for i, point in enumerate(combined) if point in combined[:i]]
     require(not repeated, "points", repeated[:1], "different from each other")
@@ -201,14 +198,14 @@ def make_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
     Raises:
         TypeError, ValueError: for invalid seeds.
     """
-    if isinstance(seeds, Sequence) and not isinstance(seeds, str):
-        for seed in seeds:
-            require_integer("seeds", seed, 0)
-        unique = len(set(seeds)) == len(seeds) > 0
-        require(unique, "seeds", seeds, "at least one seed, without duplicates")
-        return list(seeds)
-    require_integer("seeds", seeds, 1, MOST_SEEDS)
-    return list(range(first, first + seeds))
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str):
+        require_integer("seeds", seeds, 1, MOST_SEEDS)
+        seeds = range(first, first + seeds)
+    for seed in seeds:
+        require_integer("seeds", seed, 0, 2**32 - 1)
+    unique = len(set(seeds)) == len(seeds) > 0
+    require(unique, "seeds", seeds, "at least one seed, without duplicates")
+    return list(seeds)
 
 
 def make_members(
@@ -233,8 +230,6 @@ def make_members(
     for name, option in (("seed", "--seeds"), ("devices", "--devices")):
         used = any(name in point for point in points)
         require(not used, "swept field", name, f"an option of the sweep, {option}")
-    for seed in seeds:
-        require(seed < 2**32, "seed", seed, "below 2**32")
     members: list[Member] = []
     for number, point in enumerate(points, first):
         own = dataclasses.replace(change_config(config, trust=trust, **point), devices=1)

@@ -31,14 +31,7 @@ from wdjax.experiments.sweep.members import (
     varying,
 )
 from wdjax.experiments.sweep.table import best_member, draw_history
-from wdjax.train import (
-    Callback,
-    Population,
-    TrainConfig,
-    TrainState,
-    plain_config,
-    with_hypers,
-)
+from wdjax.train import Callback, Population, TrainConfig, TrainState, plain_config, with_hypers
 from wdjax.train.state.hypers import OLD_BLOCK
 
 FACTORS = (0.8, 1.25)  # 0.8 * 1.25 = 1
@@ -73,19 +66,12 @@ class Selection:
 
 
 def evolve(  # noqa: D417  (as for `sweep`)
-    config: TrainConfig | str | Path,
-    values: Mapping[str, Any],
-    members: int = 16,
-    selection: Selection = Selection(),
-    workdir: str | Path | None = None,
-    metric: str | None = None,
-    devices: int = 0,
-    resume: bool = False,
-    quiet: bool = True,
-    stop: threading.Event | None = None,
-    trust: Collection[str] = (),
+    config: TrainConfig | str | Path, values: Mapping[str, Any], members: int = 16,
+    selection: Selection = Selection(), workdir: str | Path | None = None,
+    metric: str | None = None, devices: int = 0, resume: bool = False, quiet: bool = True,
+    stop: threading.Event | None = None, trust: Collection[str] = (),
     callbacks: Sequence[Callback | str] = (),
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Train a population with population-based training: values change during training.
 
         history = evolve("cartpole_ppo", {"policies.agent.learning_rate": "log:1e-4:1e-2"})
@@ -139,19 +125,19 @@ def train_population(
     running: Sweep, members: Sequence[Member], evolution: "Evolution"
 ) -> Iterator[list[Row]]:
     """Train a population with selection, for `drive`."""
-    running.announce(members, evolution.population, 1)
-    batch, *others = running.split(running.workdir / "population", evolution.population)
-    allowed = f"at most {batch[1].size}, the members that fit in memory"
-    require(not others, "members", len(members), allowed)
-    with running.progress(members, batch[0]) as bar:
-        complete = running.train(batch, bar, after=evolution, every=evolution.every)
-    rows, names = read_rows(batch[0]), list(evolution.bounds)
+    population, names = evolution.population, list(evolution.bounds)
+    running.announce(members, population, 1)
+    size, folder = population.fit(), running.workdir / "population"
+    allowed = f"at most {size}, the members that fit in memory"
+    require(size >= len(members), "members", len(members), allowed)
     front = ("member", "updates", "env_steps", *names, "score", "parent")
-    table = [{name: row[name] for name in front} | row for row in rows]
-    yield table
-    running.say(f"Wrote {running.workdir}/table.csv, table.jsonl")
-    if complete:
-        conclude(running, members, table, rows, names)
+    selecting: dict[str, Any] = {"after": evolution, "every": evolution.every}
+    with running.progress(members, folder) as bar:
+        for _ in running.train([(folder, population)], bar, **selecting):
+            rows = read_rows(folder)
+            table = [{name: row[name] for name in front} | row for row in rows]
+            yield table
+    conclude(running, members, table, rows, names)
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:
@@ -160,10 +146,9 @@ def bounds_of(settings: Mapping[str, Values]) -> Bounds:
     for name in varying(settings):
         values = settings[name]
         numbers = [values.low, values.high] if isinstance(values, Range) else values
-        real = all(type(number) in (int, float) for number in numbers)
-        real = real and not (isinstance(values, Range) and values.kind == "int")
-        shown = values if isinstance(values, list) else str(values)
-        require(real, name, shown, "numbers, or log:LOW:HIGH, with --pbt")
+        whole = isinstance(values, Range) and values.kind == "int"
+        real = not whole and all(type(number) in (int, float) for number in numbers)
+        require(real, name, plain_values(settings)[name], "numbers, or log:LOW:HIGH, with --pbt")
         bounds[name] = (float(min(numbers)), float(max(numbers)))
     return bounds
 

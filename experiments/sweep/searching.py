@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 
 from wdjax.checks import require, require_integer
-from wdjax.experiments.sweep.driver import (
-    Batch,
-    Sweep,
-    choose_metric,
-    drive,
-    read_rows,
-)
+from wdjax.experiments.sweep.driver import Batch, Sweep, choose_metric, drive, read_rows
 from wdjax.experiments.sweep.members import (
     Member,
     Point,
@@ -60,24 +54,13 @@ class Halving:
 
 
 def search(  # noqa: D417  (as for `sweep`)
-    config: TrainConfig | str | Path,
-    values: Mapping[str, Any],
-    trials: int,
-    seeds: int | Sequence[int] = 1,
-    batch: int = 16,
-    halving: Halving | None = None,
-    storage: str | None = None,
-    study: str = "wdjax",
-    workdir: str | Path | None = None,
-    metric: str | None = None,
-    members_at_once: int = 0,
-    devices: int = 0,
-    resume: bool = False,
-    quiet: bool = True,
-    stop: threading.Event | None = None,
-    trust: Collection[str] = (),
+    config: TrainConfig | str | Path, values: Mapping[str, Any], trials: int,
+    seeds: int | Sequence[int] = 1, batch: int = 16, halving: Halving | None = None,
+    storage: str | None = None, study: str = "wdjax", workdir: str | Path | None = None,
+    metric: str | None = None, members_at_once: int = 0, devices: int = 0, resume: bool = False,
+    quiet: bool = True, stop: threading.Event | None = None, trust: Collection[str] = (),
     callbacks: Sequence[Callback | str] = (),
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Search for the best values with Optuna's tree-structured Parzen estimator.
 
         ranges = {"policies.agent.learning_rate": "log:1e-4:1e-2"}
@@ -87,10 +70,8 @@ def search(  # noqa: D417  (as for `sweep`)
         config: a configuration, the name of a preset, or a YAML file.
         values: dotted field -> a range ("log:1e-4:1e-2", "uniform:0.9:0.999", "int:1:8") or a list
             of choices. A single value changes the field for all trials.
-        trials: number of trials of the study, over all workers. A resumed search may have more
-            than before.
-        seeds: seeds of every trial: their number, counted up from the configuration's seed, or a
-            list.
+        trials: number of trials of all workers. A resumed search may have more than before.
+        seeds: seeds of every trial, as for `sweep`.
         batch: trials that are proposed and trained together.
         halving: successive halving; None: train all trials to the end.
         storage: Optuna storage that workers share, each with its own workdir: a journal file or a
@@ -100,14 +81,12 @@ def search(  # noqa: D417  (as for `sweep`)
             `sweep`.
 
     Returns:
-        One row per trial of the study, from all workers: number, values, score, state and env
-        steps.
+        One row per trial, from all workers: number, values, score, state and env steps.
 
     Raises:
         ImportError: if Optuna is not installed.
-        ValueError: as `sweep`, and if the storage holds a different study of this name.
-        TypeError: as `sweep`.
-        FileExistsError: as `sweep`.
+        ValueError, TypeError, FileExistsError: as `sweep`, and for a study of this name with
+            other values.
     """
     require_optuna()
     base = as_config(config)
@@ -115,10 +94,7 @@ def search(  # noqa: D417  (as for `sweep`)
     require_integer("batch", batch, 1)
     settings = {name: parse_values(name, own) for name, own in values.items()}
     seeds = make_seeds(seeds, base.seed)
-    possible = check_values(base, settings, seeds)
-    words = "omitted with halving, which compares members after the same number of updates"
-    goals = next((own.config.stop_at for own in possible if own.config.stop_at), None)
-    require(not (halving and goals), "stop_at", goals, words)
+    possible = check_values(base, settings, seeds, halving)
     metric = choose_metric(metric, make_populations(possible[:1], devices, trust)[0])
     question = {  # equal for all workers of a study
         "config": plain_config(base),
@@ -140,7 +116,10 @@ def search(  # noqa: D417  (as for `sweep`)
 
 
 def check_values(
-    base: TrainConfig, settings: Mapping[str, Values], seeds: Sequence[int]
+    base: TrainConfig,
+    settings: Mapping[str, Values],
+    seeds: Sequence[int],
+    halving: Halving | None,
 ) -> list[Member]:
     """Check every value that a trial may have, one field at a time.
 
@@ -148,14 +127,18 @@ def check_values(
         Members with these values; the first one has the first value of every field.
 
     Raises:
-        ValueError, TypeError: as `load_config`, and if no field varies.
+        ValueError, TypeError: as `load_config`, if no field varies, and for halving with `stop_at`.
     """
     varying(settings)
     ends = lambda own: [own.low, own.high] if isinstance(own, Range) else own  # noqa: E731
     several = {name: ends(own) for name, own in settings.items()}
     first = {name: own[0] for name, own in several.items()}
     others = [{**first, name: value} for name, own in several.items() for value in own[1:]]
-    return make_members(base, [first, *others], seeds)
+    members = make_members(base, [first, *others], seeds)
+    words = "omitted with halving, which compares members after the same number of updates"
+    for member in members if halving else ():
+        require(not member.config.stop_at, "stop_at", member.config.stop_at, words)
+    return members
 
 
 def run_trials(
@@ -262,7 +245,7 @@ def train_trials(
         Rows of all chunks.
 
     Raises:
-        Stopped: as `Sweep.train_all`.
+        Stopped: as `Sweep.train`.
     """
     configs = {member.point: member.config for member in members}
     batches: list[Batch] = []
@@ -275,7 +258,8 @@ def train_trials(
             known += populations
             span = lambda updates, rung=rung: rung_spans(updates, halving)[rung]  # noqa: E731
             place = folder / "rungs" / f"{rung}"
-            batches += running.train_all(place, populations, bar, span, tuple(batches))
+            each = [(place / f"{i:03d}", own) for i, own in enumerate(populations)]
+            batches += running.train(each, bar, span, tuple(batches))
             rows += read_rows(place)
             scores |= trial_scores(going, rows, metric)
             for trial in alive:
@@ -294,32 +278,29 @@ def trial_scores(
 ) -> dict[int, float | None]:
     """Return trial -> mean over its seeds of the metric's last value; None without a value."""
     known = last_known(rows, metric)
-    scores: dict[int, float | None] = {}
-    for trial in dict.fromkeys(member.point for member in members):
-        values = [known.get(member.number) for member in members if member.point == trial]
-        numbers = [value for value in values if value is not None]
-        scores[trial] = float(np.mean(numbers)) if len(numbers) == len(values) else None
-    return scores
+    values: dict[int, list[float | None]] = {}
+    for member in members:
+        values.setdefault(member.point, []).append(known.get(member.number))
+    return {
+        trial: None if None in own else float(np.mean(np.array(own, float)))
+        for trial, own in values.items()
+    }
 
 
 def survivors(trials: Sequence[int], scores: dict[int, float | None], reduction: int) -> list[int]:
     """Return the best 1 / reduction of trials, rounded up, in their order."""
-    keep = -(-len(trials) // reduction)
-    known = {trial: score for trial in trials if (score := scores[trial]) is not None}
-    # of equal ones the earlier
-    best = sorted(trials, key=lambda trial: known.get(trial, -np.inf), reverse=True)[:keep]
-    return [trial for trial in trials if trial in best]
+    known = {trial: -np.inf if score is None else score for trial, score in scores.items()}
+    best = sorted(trials, key=known.__getitem__, reverse=True)  # of equal ones the earlier
+    return [trial for trial in trials if trial in best[: -(-len(trials) // reduction)]]
 
 
 def conclude(
     running: Sweep, study: Study, members: Sequence[Member], rows: Sequence[Row], metric: str
 ) -> None:
     """Draw the trials of this worker, write the best run if it is among them, and print it."""
-    table = study.table()
-    running.say(f"Wrote {running.workdir}/table.csv, table.jsonl: {len(table)} trials")
     if members:
         running.draw(members, rows, metric)
-    best = best_member([row for row in table if row["state"] == "complete"])
+    best = best_member([row for row in study.table() if row["state"] == "complete"])
     if best is None:
         running.say("No trial has a score, because no episode ended")
         return

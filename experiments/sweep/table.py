@@ -33,30 +33,28 @@ def final_table(members: Sequence[Member], rows: Sequence[Row], metric: str | No
     """
     last = {row["member"]: row for row in rows}
     scores = last_known(rows, metric) if metric else {}
-    table = []
-    for own in members:
-        if own.number in last:
-            score = {"score": scores.get(own.number)} if metric else {}
-            first = {"member": own.number, **own.values, "seed": own.config.seed, **score}
-            table.append(first | last[own.number])
-    return table
+    score = lambda own: {"score": scores[own.number]} if metric else {}  # noqa: E731
+    return [
+        {"member": own.number, **own.values, "seed": own.config.seed, **score(own)}
+        | last[own.number]
+        for own in members
+        if own.number in last
+    ]
 
 
 def last_known(rows: Sequence[Row], metric: str) -> dict[int, float | None]:
     """Return member -> last known value of a metric; None without one, or with bad numbers."""
     known: dict[int, float | None] = {}
     for row in rows:
-        value = row.get(metric)
-        known[row["member"]] = known.get(row["member"]) if value is None else value
-        if row.get("bad_numbers"):
-            known[row["member"]] = None
+        value = known.get(row["member"]) if row.get(metric) is None else row[metric]
+        known[row["member"]] = None if row.get("bad_numbers") else value
     return known
 
 
 def best_member(table: Sequence[Row]) -> Row | None:
     """Return the row with the highest score, the first of equal ones; None without a score."""
     scored = [row for row in table if row.get("score") is not None]
-    return max(scored, key=lambda row: row["score"]) if scored else None
+    return max(scored, key=lambda row: row["score"], default=None)
 
 
 def write_table(workdir: Path, table: Sequence[Row]) -> None:
@@ -97,30 +95,27 @@ def _short(value: Any) -> str:
 def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     """Return the table that is printed for a grid: scores of the best points over seeds."""
     names = varied_fields(members)
-    scores: dict[int, list[float]] = {}
-    for row in table:
-        own = scores.setdefault(members[row["member"]].point, [])
-        own += [] if row["score"] is None else [row["score"]]
     values = {member.point: member.values for member in members}
-    scored = [point for point in scores if scores[point]]
-    known = sorted(scored, key=lambda point: -np.mean(scores[point]))
+    scores = collections.defaultdict(list)
+    for row in table:
+        if row["score"] is not None:
+            scores[members[row["member"]].point].append(row["score"])
+    best = sorted(scores, key=lambda point: -np.mean(scores[point]))[:MOST_CURVES]
     short = [name.split(".")[-1] for name in names]
     printed = Table(*short, caption=CAPTION, caption_justify="left")
     for column in ("score ± SD", "IQM", "P(best > this)", "seeds"):
         printed.add_column(column, justify="right")
-    for point in known[:MOST_CURVES]:
+    for point in best:
         found = np.array(scores[point])
         middle, low, high = interval_of_mean(found)
-        better = probability_of_improvement(np.array(scores[known[0]]), found)
-        interval = "[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"
-        deviation = f" ± {found.std(ddof=1):.2f}" if len(found) > 1 else ""
-        words = (
-            f"{found.mean():.2f}{deviation}",
-            f"{middle:.4g} {interval}",
-            "" if point == known[0] else f"{better:.2f}",
+        better = probability_of_improvement(np.array(scores[best[0]]), found)
+        printed.add_row(
+            *(_short(values[point][name]) for name in names),
+            f"{found.mean():.2f}" + (f" ± {found.std(ddof=1):.2f}" if len(found) > 1 else ""),
+            f"{middle:.4g} " + ("[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"),
+            "" if point == best[0] else f"{better:.2f}",
             str(len(found)),
         )
-        printed.add_row(*(_short(values[point][name]) for name in names), *words)
     return printed
 
 
@@ -177,8 +172,8 @@ def draw_history(path: Path, table: Sequence[Row], names: Sequence[str], title: 
     all_axes = figure.subplots(1 + len(names), 1, sharex=True)
     for axes, name in zip(all_axes, ("score", *names), strict=True):
         for member in sorted({row["member"] for row in table}):
-            rows = [row for row in table if row["member"] == member and row[name] is not None]
-            points = [(row["env_steps"], row[name]) for row in rows]
+            own = [row for row in table if row["member"] == member and row[name] is not None]
+            points = [(row["env_steps"], row[name]) for row in own]
             axes.plot(*np.reshape(points, (-1, 2)).T, linewidth=1, alpha=0.7)
         positive = name != "score" and all(row[name] > 0 for row in table)
         axes.set(ylabel=name, yscale="log" if positive else "linear")

@@ -20,10 +20,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from wdjax.checks import one_line, require
+from wdjax.signals import STOPPED
 
 HEARTBEAT_SECONDS = 30  # without a heartbeat, after which a process counts as dead
 CONNECT_SECONDS = 300  # maximum wait for the other processes at the start
-STOPPED = 130  # exit status of all processes of a run that a signal stopped
 VARIABLES = {
     "coordinator": "JAX_COORDINATOR_ADDRESS",
     "num_processes": "JAX_NUM_PROCESSES",

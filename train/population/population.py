@@ -7,13 +7,12 @@ continues from the newest checkpoint, bit for bit on a CPU.
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,26 +20,23 @@ import numpy as np
 
 from wdjax.checks import require, require_integer
 from wdjax.console import Console
-from wdjax.files import read_json, require_fields, write_text
+from wdjax.files import make_folder_inside, write_text
 from wdjax.signals import stop_signals
-from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.evaluation.episodes import Episodes
 from wdjax.train.evaluation.evaluate import evaluate
-from wdjax.train.host.callbacks import Callback, MemberRun, call_callbacks, make_callbacks
+from wdjax.train.host.callbacks import Callback, make_callbacks
 from wdjax.train.host.chunks import most_updates, play
 from wdjax.train.host.loggers import close_loggers
-from wdjax.train.host.loop import Chunk, Job, Outcome, Row, train_chunks
 from wdjax.train.learner.learner import Learner, learner_of, make_learner
-from wdjax.train.learner.setup import require_config
-from wdjax.train.population.chunks import (
-    After,
+from wdjax.train.population.members import (
     Member,
-    bad_members,
-    ended_members,
-    is_done,
-    member_rows,
+    describe_members,
+    difference,
+    read_members,
     require_members,
+    state_of,
+    stored_size,
     write_members,
 )
 from wdjax.train.population.programs import (
@@ -50,23 +46,17 @@ from wdjax.train.population.programs import (
     group_by_program,
     most_devices,
 )
+from wdjax.train.population.training import (
+    After,
+    call_for_members,
+    newest_states,
+    save_in_folder,
+    train_in_folder,
+)
 from wdjax.train.state.hypers import ScheduleArrays
 from wdjax.train.state.metric import values_of
-from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
-from wdjax.train.storage.checkpoint import (
-    copied,
-    delete_newer,
-    open_checkpoints,
-    restore,
-    restore_newest,
-    save,
-)
-from wdjax.train.storage.folder import plain_config
-from wdjax.train.storage.metrics_log import open_log, read_metrics
-from wdjax.yaml_reader import flat
-
-KEPT = 2  # checkpoints; the older one is used if the newer one is damaged
+from wdjax.train.storage.checkpoint import copied, open_checkpoints, restore
 
 
 class Population:
@@ -164,7 +154,7 @@ class Population:
             most: largest number of members in a batch; 0: as many as memory allows.
 
         Raises:
-            ValueError: if a single member does not fit into memory.
+            ValueError: if a single member does not fit.
         """
         return self.programs.fit(self.configs[0], len(self.configs), most)
 
@@ -183,16 +173,9 @@ class Population:
         Raises:
             ValueError: as `fit`, and if the devices cannot share batches of the stored size.
         """
-        file, devices = folder / "size.json", self.num_devices
-        if file.exists():
-            content = read_json(file)
-            require_fields(file, content, members_at_once=int)
-            size = content["members_at_once"]
-            words = f"a divisor of {size}, the members per program that this sweep was started with"
-            require(size % devices == 0, "devices", devices, words)
-        else:
-            size = self.fit(most)
-            write_text(file, json.dumps({"members_at_once": size}) + "\n", sync=True)
+        size = stored_size(folder, self.num_devices) or self.fit(most)
+        make_folder_inside(folder)
+        write_text(folder / "size.json", json.dumps({"members_at_once": size}) + "\n", sync=True)
         return [(folder / f"{i:03d}", batch) for i, batch in enumerate(self.batches(size))]
 
     def gather(self, batches: Sequence[tuple[Path, "Population"]]) -> TrainState:
@@ -201,18 +184,9 @@ class Population:
         Args:
             batches: (folder, population) of batches with all members, from old to new.
         """
-        wanted = [member["member"] for member in self.members]
-        found: dict[object, TrainState] = {}
-        for folder, earlier in reversed(batches):
-            places = {member["member"]: place for place, member in enumerate(earlier.members)}
-            missing = [number for number in places if number in wanted and number not in found]
-            if missing:
-                states = jax.device_put(earlier.resume(folder), jax.local_devices()[0])
-                for number in missing:
-                    found[number] = state_of(states, places[number])
-        wanted += wanted[-1:] * (self.size - len(wanted))
-        stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
-        return jax.tree.map(stack, *(found[number] for number in wanted))
+        found = newest_states(batches, [member["member"] for member in self.members])
+        found += found[-1:] * (self.size - len(found))
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
 
     def batches(self, size: int) -> list["Population"]:
         """Split into populations of `size` members, which use the same compiled program.
@@ -292,7 +266,8 @@ class Population:
         fits = chosen.dtype.kind in "iu" and chosen.shape == (self.size,)
         inside = fits and ((chosen >= 0) & (chosen < self.size)).all()
         require(inside, "indices", chosen, f"{self.size} numbers from 0 to {self.size - 1}")
-        return self.place(take_members(states, chosen).replace(key=states.key))
+        copies = jax.tree.map(lambda leaf: leaf[chosen], states)
+        return self.place(copies.replace(key=states.key))
 
     def hypers(self, states: TrainState) -> dict[str, jax.Array]:
         """Return the traced hyperparameters: "policy.hyperparameter" -> [members].
@@ -344,14 +319,7 @@ class Population:
             ValueError: if the folder contains other members.
             OSError: if the checkpoint cannot be written.
         """
-        workdir, states = Path(workdir), self.place(states)
-        step, log = int(states.num_updates.max()), workdir / "metrics.jsonl"
-        write_members(workdir, self._text)
-        (workdir / "finished").unlink(missing_ok=True)
-        with open_checkpoints(workdir / "checkpoints", KEPT) as checkpoints:
-            delete_newer(checkpoints, step - 1)
-            lines = log.stat().st_size if log.exists() else 0
-            save(checkpoints, step, states, {"metrics_size": lines})
+        save_in_folder(self, Path(workdir), self.place(states))
 
     def resume(self, workdir: str | Path) -> TrainState:
         """Return the states of the newest checkpoint in a folder, leaves [members, ...].
@@ -361,7 +329,7 @@ class Population:
             ValueError: if the folder contains other members, or the checkpoint is damaged.
         """
         workdir = Path(workdir)
-        if not (require_members(workdir, self._text) and (workdir / "checkpoints").is_dir()):
+        if not (require_members(workdir, self.text) and (workdir / "checkpoints").is_dir()):
             raise FileNotFoundError(f"{workdir} contains no checkpoint of a population")
         with open_checkpoints(workdir / "checkpoints", keep=None) as checkpoints:
             return restore(checkpoints, checkpoints.latest_step(), self.shapes)[0]
@@ -406,71 +374,18 @@ class Population:
         require(after is None or every > 0, "every", every, "at least 1 with `after`")
         last = self.config.num_updates if num_updates is None else num_updates
         workdir, callbacks = Path(workdir), make_callbacks(callbacks)
-        write_members(workdir, self._text)
-        if is_done(workdir, last, self.config.stop_at, say):
-            return True
+        write_members(workdir, self.text)
         with contextlib.ExitStack() as stack:
             stop = stop or stack.enter_context(stop_signals(Console()))
             stack.callback(close_loggers, callbacks)
-            checkpoints = stack.enter_context(open_checkpoints(workdir / "checkpoints", KEPT))
-            found = restore_newest(checkpoints, self.shapes, None, say)
-            if found is None:
-                (done, states), size = start() if start else (0, self.init()), 0
-            else:
-                done, states, size = *found[:2], found[2]["metrics_size"]
-            log = stack.enter_context(open_log(workdir / "metrics.jsonl", size, say))
-            rows, setup = read_metrics(workdir), self.programs.setup
-            last_rows = [row for row in rows[-len(self.members) :] if row["updates"] == done]
-            known = last_rows if len(last_rows) == len(self.members) else []  # else lines are lost
-            ended = ended_members(self.config, rows, after is not None)
-
-            def judge(chunk: Chunk) -> Outcome:
-                nonlocal known
-                states = chunk.state
-                rows = member_rows(setup, self.members, chunk.done, chunk.parts)
-                if after is not None:
-                    states, rows = after(cast(TrainState, states), rows, known)
-                    states = self.place(states)
-                known = rows
-                ended.update(ended_members(self.config, rows, after is not None))
-                if bad := bad_members(setup, self.members, chunk.parts):
-                    say(bad)
-                return Outcome(rows, states)
-
-            program = self.programs.get(self.configs[0], self.size)
             report = functools.partial(
-                self._report, callbacks, runs or workdir / "members", stop, say
+                call_for_members, self, callbacks, runs or workdir / "members", stop, say
             )
-            job = Job(
-                self.config, last, program, checkpoints, log, judge, report, also=every, alone=False
-            )  # fmt: skip
-            all_ended = lambda: len(ended) == len(self.members)  # noqa: E731
-            _, done = train_chunks(
-                job, self.place(states), done, lambda: stop.is_set() or all_ended()
-            )
-        if done < last and not all_ended():
-            return False
-        write_text(workdir / "finished", "")  # the checkpoints are closed, and thus on the disk
-        return True
-
-    def _report(
-        self,
-        callbacks: Sequence[Callback],
-        folder: Path,
-        stop: threading.Event,
-        say: Callable[[str], None],
-        rows: Sequence[Row],
-    ) -> None:
-        asked = []
-        for row, config in zip(rows, self.configs, strict=True):
-            run = MemberRun(folder / f"{row['member']:03d}", config, stop)
-            asked.append(call_callbacks(callbacks, run, row))
-        if any(asked):
-            say("A callback stopped training: it saves and ends after the next chunk")
-            stop.set()
+            return train_in_folder(self, workdir, last, start, after, every, report, stop, say)
 
     @property
-    def _text(self) -> str:
+    def text(self) -> str:
+        """Content of members.json."""
         return json.dumps({"size": self.size, "members": self.members}) + "\n"
 
     def place(self, states: TrainState) -> TrainState:
@@ -483,47 +398,3 @@ class Population:
         shape, allowed = states.num_updates.shape, f"({self.size},), one state for each member"
         require(shape == (self.size,), "shape of states.num_updates", shape, allowed)
         return jax.device_put(states, self.programs.sharding)
-
-
-def read_members(configs: Sequence[TrainConfig]) -> list[TrainConfig]:
-    """Return the configurations of members, checked, with schedules in env steps."""
-    several = isinstance(configs, Sequence) and not isinstance(configs, str)
-    require(several, "configs", configs, "a list of TrainConfig", TypeError)
-    require(len(configs) > 0, "configs", configs, "at least one configuration")
-    members = []
-    for config in configs:
-        require_config(config)
-        config = dataclasses.replace(read_config(config), devices=1)
-        members.append(in_env_steps(config, config.total_env_steps))
-    return members
-
-
-def difference(static: tuple, other: tuple, places: Sequence[int]) -> str:
-    """Return the error of configurations that need another program, with the first field."""
-    first, second = (flat(plain_config(values[0])) for values in (static, other))
-    names = [name for name in second if first.get(name) != second[name]]
-    what = f"{names[0]} = {second[names[0]]!r}" if names else "environment, spaces or shapes"
-    words = "must be equal in all members, since it is static. Use Population.group"
-    return f"configs[{places[0]}]: {what}: {words}"
-
-
-def describe_members(
-    configs: Sequence[TrainConfig], members: Sequence[Member] | None
-) -> Sequence[Member]:
-    """Return the content of members.json for each member."""
-    if members is None:
-        plain = enumerate(map(plain_config, configs))
-        return [{"member": number, "config": config} for number, config in plain]
-    require(len(members) == len(configs), "members", len(members), f"{len(configs)}, as configs")
-    return members
-
-
-@jax.jit
-def take_members(states: TrainState, indices: jax.Array) -> TrainState:
-    """Return the states at these places."""
-    return jax.tree.map(lambda leaf: leaf[indices], states)
-
-
-def state_of(states: TrainState, place: int) -> TrainState:
-    """Return the state of one member, on the first device."""
-    return jax.device_put(jax.tree.map(lambda leaf: leaf[place], states), jax.local_devices()[0])
