@@ -26,11 +26,8 @@ class _Loader(yaml.SafeLoader):
         self.sizes: dict[yaml.Node, int] = {}  # number of values inside a complete node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        alias, mark, before = (
-            self.check_event(yaml.AliasEvent),
-            self.peek_event().start_mark,
-            self.values,
-        )
+        alias, before = self.check_event(yaml.AliasEvent), self.values
+        mark = self.peek_event().start_mark
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -39,7 +36,8 @@ class _Loader(yaml.SafeLoader):
         self.values += self.sizes[node] if alias else 1
         self.sizes.setdefault(node, self.values - before)
         if self.depth > MOST_DEPTH or self.values > MOST_VALUES:
-            problem = f"nested more than {MOST_DEPTH} deep, or more than {MOST_VALUES:,} values, aliases included"
+            most = f"{MOST_DEPTH} deep, or more than {MOST_VALUES:,} values, aliases included"
+            problem = f"nested more than {most}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return node
 

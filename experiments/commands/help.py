@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,25 +34,24 @@ def help_topic(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def help_text(cls: type, preset: str, topic: str, default: Any) -> str:
-    """Return the help of a preset: a screen, or the flags of a topic (see `of_topic`).
+def help_text(screen: str, panels: Mapping[str, Sequence[str]], topic: str) -> str:
+    """Return a screen and a line for each topic, or the flags of a topic (see `of_topic`).
+
+    Args:
+        screen: text before the list of topics.
+        panels: topic -> texts of its flags.
+        topic: a topic, part of a flag's name, or "".
 
     Raises:
         ValueError: for a topic without flags; the message lists the topics.
     """
-    panels = panels_by_tyro(cls, f"wdjax train {preset}", default=default)
-    if not topic:
-        lines = [
-            f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()
-        ]
-        of_topics = (
-            f"topics: wdjax train {preset} --help TOPIC (flags: --TOPIC.NAME; for "
-            f"topic run: --NAME)"
-        )
-        topics = [of_topics, *lines, f"  {'all':31s}every flag"]
-        also = "or part of a flag's name: --help learning-rate"
-        return "\n".join([SCREEN.format(preset=preset, name=preset), "", *topics, also])
-    return of_topic(panels, topic)
+    if topic:
+        return of_topic(panels, topic)
+    lines = [
+        f"  {name:28s}{len(flags):3d} flags: {_first(flags)}" for name, flags in panels.items()
+    ]
+    head = "topics: --help TOPIC, or part of a flag's name: --help learning-rate"
+    return "\n".join([screen, "", head, *lines, f"  {'all':31s}every flag"])
 
 
 def panels_by_tyro(cls: type, prog: str, **options: Any) -> dict[str, list[str]]:
@@ -91,4 +91,4 @@ def of_topic(panels: Mapping[str, Sequence[str]], topic: str) -> str:
 def _first(flags: Sequence[str]) -> str:
     flags = [flag for flag in flags if "--help" not in flag.splitlines()[0]]
     names = [re.sub(r"--(.*\.)?", "", flag.split()[0].rstrip(",")) for flag in flags]
-    return f"{', '.join(names[:3])} ..."
+    return textwrap.shorten(", ".join(names), 58, placeholder=" ...", break_on_hyphens=False)

@@ -13,7 +13,7 @@ from wdjax.checks import require
 from wdjax.console import Console
 from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
-from wdjax.experiments.commands.help import help_topic, of_topic, panels_by_tyro
+from wdjax.experiments.commands.help import help_text, help_topic, panels_by_tyro
 from wdjax.experiments.sweep.members import (
     Point,
     Values,
@@ -109,29 +109,24 @@ _OWN = {
 _MORE = ("point", "file", "metric", "members_at_once", "devices", "trust", "callbacks")
 
 
-def help_text(topic: str) -> str:
-    """Return the help of wdjax sweep: a screen, or the flags of a topic."""
+def show_help(topic: str) -> None:
+    """Print a screen, or the flags of a topic."""
     topics = {**dict.fromkeys(_MORE, "more"), **_OWN}
     panels: dict[str, list[str]] = {"sweep": [], "more": [], "search": [], "pbt": []}
     by_tyro = panels_by_tyro(SweepArguments, "wdjax sweep PRESET")
     for flag in itertools.chain.from_iterable(by_tyro.values()):
         name = flag.split()[0].strip("-,").replace("-", "_")
         panels[topics.get(name, "sweep")].append(flag)
-    if topic:
-        return of_topic(panels, topic)
-    names = {topic: [flag.split()[0].strip(",") for flag in own] for topic, own in panels.items()}
+    words = inspect.cleandoc(SweepArguments.__doc__ or "")
     usage = "usage: wdjax sweep PRESET [--FLAG VALUE ...]"
-    lines = [f"  {topic:8s}{', '.join(names[topic])}" for topic in ("more", "search", "pbt")]
-    text = [usage, "", inspect.cleandoc(SweepArguments.__doc__ or ""), "", *panels["sweep"]]
-    head = ["", "topics: wdjax sweep --help TOPIC"]
-    return "\n".join([*text, *head, *lines, "  all     every flag"])
+    print(help_text("\n".join([usage, "", words, "", *panels["sweep"]]), panels, topic))
 
 
 def sweep(arguments: list[str]) -> None:
     """Run `wdjax sweep`."""
     topic = help_topic(arguments)
     if topic is not None:
-        print(help_text(topic))
+        show_help(topic)
         return
     preset, *rest = require_preset("sweep", arguments)
     default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")

@@ -24,7 +24,7 @@ from wdjax.experiments.commands.arguments import (
 )
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
-from wdjax.experiments.commands.help import SCREEN, help_text, help_topic
+from wdjax.experiments.commands.help import SCREEN, help_text, help_topic, panels_by_tyro
 from wdjax.kernels.backend import on_cpu
 from wdjax.lazy import no_garbage_collection
 from wdjax.signals import STOPPED
@@ -92,7 +92,8 @@ def train(arguments: list[str]) -> None:
         make_deterministic()
     raw, default = of_preset(preset, changes)
     if topic is not None:
-        show(help_text(TrainArguments, preset, topic, default))
+        panels = panels_by_tyro(TrainArguments, f"wdjax train {preset}", default=default)
+        show(help_text(SCREEN.format(preset=preset, name=preset), panels, topic))
         return
     parsed = with_flags(preset, raw, default, changes)
     connect(parsed.coordinator, parsed.num_processes, parsed.process_id)

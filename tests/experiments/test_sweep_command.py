@@ -113,7 +113,7 @@ def test_help_lists_the_options_of_each_kind(capsys):
         "--search",
         "--pbt",
         "--seeds 8 --set",
-        "--members-at-once",
+        "members-at-once",
         "--resume",
     ):
         assert words in said

@@ -5,10 +5,10 @@ Members share nothing. Each member is on one device, and devices do not communic
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar, cast
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -40,6 +40,7 @@ from wdjax.train.state.state import PolicyState, TrainState
 from wdjax.train.storage.folder import plain_config
 
 AXIS = "wdjax_members"
+MEMBERS = PartitionSpec(AXIS)  # sharding over devices of arrays [members, ...]
 T = TypeVar("T")
 
 
@@ -70,7 +71,7 @@ def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
     return -(-num_members // (batches * num_devices)) * num_devices
 
 
-def on_devices(function: Callable, num_devices: int, shared: int = 0) -> Callable:
+def on_devices(function: Callable, num_devices: int, in_specs: object = MEMBERS) -> Callable:
     """Return a function of arrays [members, ...] that each device calls with its own members.
 
     A `cond` on all members (`wdjax.vector.when_any`) sees the members of one device.
@@ -78,19 +79,14 @@ def on_devices(function: Callable, num_devices: int, shared: int = 0) -> Callabl
     Args:
         function: the function.
         num_devices: the number of devices.
-        shared: number of last arguments that all devices receive.
+        in_specs: as for `jax.shard_map`.
     """
     if num_devices == 1:
         return function
-    split, mesh = PartitionSpec(AXIS), make_mesh(num_devices, AXIS, processes=1)
-
-    def call(*arguments: chex.ArrayTree) -> chex.ArrayTree:
-        specs = (split,) * (len(arguments) - shared) + (PartitionSpec(),) * shared
-        return jax.shard_map(
-            function, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False
-        )(*arguments)  # fmt: skip
-
-    return call
+    mesh = make_mesh(num_devices, AXIS, processes=1)
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=MEMBERS, check_vma=False
+    )  # fmt: skip
 
 
 def traced_values(config: TrainConfig) -> tuple[EnvParams, dict[str, Hypers]]:
@@ -115,11 +111,10 @@ def static_values(config: TrainConfig) -> tuple:
 def map_points(function: Callable[[TrainConfig], T], configs: Sequence[TrainConfig]) -> list[T]:
     """Return `function(config)` of each configuration; consecutive ones may differ in the seed."""
     results: list[T] = []
-    before = None
-    for config in configs:
-        point = plain_config(dataclasses.replace(config, seed=0))
-        results.append(results[-1] if point == before else function(config))
-        before = point
+    point = lambda config: plain_config(dataclasses.replace(config, seed=0))  # noqa: E731
+    for _, same in itertools.groupby(configs, point):
+        members = list(same)
+        results += [function(members[0])] * len(members)
     return results
 
 
@@ -150,7 +145,7 @@ def compile_members(
         (program, seconds): program(states, updates) -> (states, metrics [members, most], packed).
     """
     update = jax.vmap(functools.partial(run_up_to, setup, most), in_axes=(0, None))
-    together = on_devices(update, num_devices, shared=1)
+    together = on_devices(update, num_devices, in_specs=(MEMBERS, PartitionSpec()))
     return finish_chunk(*lower_updates(together, states, compiler_options(setup, alone=False)))
 
 
@@ -212,7 +207,7 @@ class Programs:
         """Sharding of the states' leaves, [members, ...]."""
         if self.num_devices == 1:
             return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return NamedSharding(make_mesh(self.num_devices, AXIS, processes=1), PartitionSpec(AXIS))
+        return NamedSharding(make_mesh(self.num_devices, AXIS, processes=1), MEMBERS)
 
     def start(self, configs: Sequence[TrainConfig]) -> TrainState:
         """Return the first states of members, leaves [members, ...]."""

@@ -71,13 +71,14 @@ def train_in_folder(
             return Outcome(rows, states)
 
         if not is_complete(done):
+            (workdir / "finished").unlink(missing_ok=True)
             program = population.programs.get(population.configs[0], population.size)
             job = Job(
                 config, last, program, checkpoints, log, judge, report, also=every, alone=False
             )
             stopped = lambda: stop.is_set() or is_complete(0)  # noqa: E731
             _, done = train_chunks(job, population.place(states), done, stopped)
-    if is_complete(done):
+    if is_complete(done) and not (workdir / "finished").exists():
         write_text(workdir / "finished", "")  # the checkpoints are closed, and thus on the disk
     return is_complete(done)
 
