@@ -158,6 +158,13 @@ def test_the_last_member_fills_a_batch(states):
     assert_same(own, jax.tree.map(lambda leaf: leaf[jnp.array([2, 2])], states))
 
 
+def test_split_creates_its_folder(population, tmp_path):
+    folder = tmp_path / "new" / "folder"
+    assert [place for place, _ in population.split(folder, len(CONFIGS))] == [folder / "000"]
+    content = json.loads((folder / "size.json").read_text())
+    assert content == {"members_at_once": len(CONFIGS)}
+
+
 @pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg"])
 def test_grouping_puts_nothing_on_the_device(preset):
     """A GPU that fails would raise here, in the words of jax."""
