@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 
@@ -19,16 +19,14 @@ from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import delete_newer, open_checkpoints, restore_newest, save
 from wdjax.train.storage.metrics_log import open_log, read_metrics, summarize
 
-if TYPE_CHECKING:
-    from wdjax.train.population.population import Population
-
+Population: TypeAlias = Any  # `wdjax.train.Population`, whose module imports this one
 After: TypeAlias = Callable[[TrainState, list[Row], list[Row]], tuple[TrainState, list[Row]]]
 """after(states, rows, rows of the chunk before) -> (states, rows), see `Population.train`"""
 KEPT = 2  # checkpoints; the older one is used if the newer one is damaged
 
 
 def train_in_folder(
-    population: "Population",
+    population: Population,
     workdir: Path,
     last: int,
     start: Callable[[], tuple[int, TrainState]] | None,
@@ -83,7 +81,7 @@ def train_in_folder(
     return is_complete(done)
 
 
-def save_in_folder(population: "Population", workdir: Path, states: TrainState) -> None:
+def save_in_folder(population: Population, workdir: Path, states: TrainState) -> None:
     """Save a checkpoint of a population, see `Population.save`."""
     step, log = int(states.num_updates.max()), workdir / "metrics.jsonl"
     write_members(workdir, population.text)
@@ -95,7 +93,7 @@ def save_in_folder(population: "Population", workdir: Path, states: TrainState) 
 
 
 def newest_states(
-    batches: Sequence[tuple[Path, "Population"]], members: Sequence[object]
+    batches: Sequence[tuple[Path, Population]], members: Sequence[object]
 ) -> list[TrainState]:
     """Return the newest state of each of these members, see `Population.gather`."""
     found: dict[object, TrainState] = {}
@@ -108,7 +106,7 @@ def newest_states(
 
 
 def call_for_members(
-    population: "Population",
+    population: Population,
     callbacks: Sequence[Callback],
     runs: Path,
     stop: threading.Event,
