@@ -5,8 +5,9 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from flax import struct
 from probes import Leaver, Pair
-from toy_contract import Team
+from toy_contract import Team, TeamState
 
 import wdjax
 from wdjax.adapters import to_pettingzoo
@@ -253,3 +254,21 @@ def test_render_returns_pictures(name):
     silent.reset()
     with pytest.warns(UserWarning, match="make the environment with render_mode='rgb_array'"):
         assert silent.render() is None
+
+
+@struct.dataclass
+class KeyedState:
+    inner: TeamState
+    key: jax.Array
+
+
+class Keyed(Team):
+    def reset(self, key, params):
+        obs, state = super().reset(key, params)
+        return obs, KeyedState(state, key)
+
+
+def test_state_leaves_out_keys():
+    keyed, plain = to_pettingzoo(Keyed()), to_pettingzoo(Team())
+    keyed.reset(seed=0), plain.reset(seed=0)
+    np.testing.assert_array_equal(keyed.state(), plain.state())

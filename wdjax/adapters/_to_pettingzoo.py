@@ -11,7 +11,7 @@ from pettingzoo import ParallelEnv
 
 from wdjax.adapters import _translate as translate
 from wdjax.checks import require, require_known
-from wdjax.env import Env
+from wdjax.env import Env, is_key
 from wdjax.kernels.backend import to_host
 from wdjax.spaces import Dict
 
@@ -141,9 +141,10 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         return observations, rewards, terminations, truncations, infos
 
     def state(self) -> np.ndarray:
-        """Return the state as one float32 vector, the concatenation of all its fields."""
+        """Return the state as one float32 vector, the concatenation of all its fields but keys."""
         self._require_reset("state")
-        leaves = jax.tree.leaves(jax.device_get(self.env_state))
+        leaves = [leaf for leaf in jax.tree.leaves(self.env_state) if not is_key(leaf)]
+        leaves = jax.device_get(leaves)
         return np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in leaves])
 
     def _collect(self, actions: Mapping[str, Any]) -> dict[str, Any]:
