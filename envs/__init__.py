@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any, Literal, overload
 
+from wdjax.arguments import cast_params, split_arguments, with_static
 from wdjax.checks import require, require_known
-from wdjax.env import Env, cast_params, split_arguments, with_static
+from wdjax.env import Env
 from wdjax.envs.classic_control import (
     Acrobot,
     CartPole,

@@ -439,3 +439,10 @@ def test_register_rejects_names_in_use_and_other_values():
     assert wdjax.make("other")[0] == Legged(4)
     with pytest.raises(TypeError, match="name"):
         wdjax.register(3, Walk)
+
+
+def test_rows_of_unequal_lengths_are_refused_by_name():
+    with pytest.raises(
+        ValueError, match=r"K_0 = \[\[1.0\], \[1.0, 2.0\]\]: must be numbers in the"
+    ):
+        wdjax.make("rice", K_0=[[1.0], [1.0, 2.0]])

@@ -6,8 +6,9 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from wdjax.arguments import is_number_tuple, static_names
 from wdjax.checks import require
-from wdjax.env import Env, is_number_tuple, static_names
+from wdjax.env import Env
 from wdjax.envs import make
 from wdjax.train.config.schema import TrainConfig
 

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.arguments import static_names
 from wdjax.checks import require, require_known
-from wdjax.env import Env, static_names
+from wdjax.env import Env
 from wdjax.train.evaluation.trained import TrainedPolicy, learned_part, require_single
 from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Actor, Network, Script

@@ -9,8 +9,8 @@ import numpy as np
 
 from wdjax.adapters import _foreign as foreign
 from wdjax.adapters._foreign import ForeignEnv, State
+from wdjax.arguments import cast_params
 from wdjax.checks import require, require_known
-from wdjax.env import cast_params
 from wdjax.spaces import Space
 from wdjax.vector import StepResult
 

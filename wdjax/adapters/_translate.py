@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
+from wdjax.arguments import cast_params
 from wdjax.checks import require, require_known
-from wdjax.env import Env, cast_params
+from wdjax.env import Env
 from wdjax.kernels.backend import to_host
 from wdjax.metric_names import USER, free_name
 from wdjax.rendering import SIZE, render

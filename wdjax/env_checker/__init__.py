@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from wdjax.arguments import cast_params
 from wdjax.checks import require, require_integer
-from wdjax.env import Env, cast_params
+from wdjax.env import Env
 from wdjax.env_checker import declarations, late, play, programs, rules
 from wdjax.env_checker.case import Case, EnvCheckError
 

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wdjax.env import require_batched_spaces, static_names
+from wdjax.arguments import static_names
+from wdjax.env import require_batched_spaces
 from wdjax.env_checker.case import (
     MASK,
     Case,
