@@ -69,12 +69,8 @@ def _default(value: ast.expr | None) -> str:
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Return a Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
-    return (
-        "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-        )
-        + "\n"
-    )
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def _code(text: str) -> str:
@@ -172,15 +168,9 @@ def _spaces(env: Any, params: Any) -> str:
         )
         for group, number in groups.items()
     ]
-    ends = (
-        "episodes can be truncated by a time limit"
-        if env.can_truncate
-        else "episodes are never truncated"
-    )
-    return (
-        _table(("group", "agents", "observation of one agent", "action of one agent"), rows)
-        + f"\nWith default parameters; {ends}."
-    )
+    ends = "can be" if env.can_truncate else "are never"
+    table = _table(("group", "agents", "observation of one agent", "action of one agent"), rows)
+    return f"{table}\nWith default parameters; episodes {ends} truncated by a time limit."
 
 
 def describe(space: Any) -> str:

@@ -35,6 +35,7 @@ SIZES = (
 )
 
 ACTIONS = 1e-6  # maximum difference of actions
+OBSERVATIONS = 1e-3  # the same; physics amplifies rounding (measured: at most 3e-6)
 REPLICAS = 0.99  # fraction of replicas in which episodes must end in the same steps
 
 
@@ -109,7 +110,8 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
     """Compare play by the kernel and by a scan from the same state. Return a sentence.
 
     Raises:
-        RuntimeError: if actions differ, or episode ends in more than a hundredth of the replicas.
+        RuntimeError: if actions differ, episode ends in more than a hundredth of the replicas, or
+            observations in the others.
     """
     env, params = make(game)
     policy = random_policy(env, params)
@@ -134,7 +136,7 @@ def compare_play(game: str, num_envs: int = 10_000, num_steps: int = 50) -> str:
         f"{actions:.1e}, episode ends agree in {agree.mean():.2%} of the replicas "
         f"({ends[0].sum():,} ends), in which observations differ by at most {difference:.1e}"
     )
-    if actions > ACTIONS or agree.mean() < REPLICAS:
+    if not (actions <= ACTIONS and difference <= OBSERVATIONS and agree.mean() >= REPLICAS):
         raise RuntimeError(text)
     return text
 

@@ -59,7 +59,7 @@ COLUMNS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Time the programs named on the command line."""
-    parser = Parser(__doc__ or "")
+    parser = Parser(__doc__)
     parser.add_argument("programs", nargs="+", metavar="PROGRAM", help="a row or a file, see above")
     parsed = parser.parse(arguments)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the processes share the device

@@ -24,7 +24,7 @@ EVERY, MUST = 100, 100  # chunks between measurements; maximum bytes per chunk
 
 def main() -> None:
     """Train, print the growth of memory, and exit with status 1 if it is too large."""
-    parser = Parser(__doc__ or "", timed=False)
+    parser = Parser(__doc__, timed=False)
     words = "chunks of the run (default: 10,000)"
     parser.add_argument("--chunks", type=int, default=10_000, help=words)
     parsed = parser.parse()

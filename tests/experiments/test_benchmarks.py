@@ -423,6 +423,23 @@ def test_wrong_neighbors_raise(name, monkeypatch):
         agreement.compare_neighbors(12, 3)
 
 
+@pytest.mark.parametrize(
+    ("field", "shift"), [("next_obs", 0.1), ("next_obs", np.nan), ("action", np.nan)]
+)
+def test_wrong_play_raises(field, shift, monkeypatch, quick_compile):
+    play = agreement.play
+
+    def shifted(env, params, policy, state, num_steps, record):
+        def record_shifted(memory, step):
+            return record(memory, step.replace(**{field: getattr(step, field) + shift}))
+
+        return play(env, params, policy, state, num_steps, record_shifted)
+
+    monkeypatch.setattr(agreement, "play", shifted)
+    with pytest.raises(RuntimeError, match="pendulum, 3 envs"):
+        agreement.compare_play("pendulum", num_envs=3, num_steps=2)
+
+
 @pytest.mark.slow
 def test_runs_measure_a_preset_with_the_trainer():
     result = runs.measure("cartpole_ppo", 0.1)
