@@ -171,13 +171,11 @@ def save_curves(
         episodes: name -> states of an episode as returned by `play_episode`, leaves [T, ...]. At
             most three episodes of any length are drawn on top of each other.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     places = tile_places(env)
     columns, rows = (max(place[i] for place in places.values()) + 1 for i in (0, 1))
-    width = 5.2
-    figure = Figure((3 * width, width * rows / columns + 0.9), dpi=90, layout="constrained")
+    figure = Figure((15.6, 5.2 * rows / columns + 0.9), dpi=90, layout="constrained")
     days = int(params.episode_length)
     curves = {name: measures(states, params) for name, states in episodes.items()}
     for k, axes in enumerate(figure.subplots(1, 3)):
@@ -213,7 +211,7 @@ def save_curves(
         fontsize=10,
     )
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(str(path))
+    figure.savefig(path, format="png")
 
 
 def measures(states: Any, params: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

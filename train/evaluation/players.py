@@ -312,12 +312,12 @@ def make_game(
     Raises:
         TypeError: for a traced state. Results of an evaluation are NumPy arrays.
     """
-    traced = isinstance(state.num_updates, jax.core.Tracer)
-    one = "a state outside of jax.jit and jax.vmap. Evaluate the members of a population one by one"
     allowed = (
-        f"{one}, with wdjax.train.Population.evaluate or jax.tree.map(lambda leaf: leaf[i], states)"
+        "a state outside of jax.jit and jax.vmap. Evaluate the members of a population one by one, "
+        "with wdjax.train.Population.evaluate or jax.tree.map(lambda leaf: leaf[i], states)"
     )
-    require(not traced, "state", type(state.num_updates).__name__, allowed, TypeError)
+    kind = type(state.num_updates)
+    require(not issubclass(kind, jax.core.Tracer), "state", kind.__name__, allowed, TypeError)
     casts = tuple(tuple(dict.fromkeys(seat.actor for seat in seats)) for seats in candidates)
     which, learned = [], []
     for actors, seats, choice in zip(casts, candidates, chosen, strict=True):

@@ -83,8 +83,7 @@ class TrainedPolicy:
         start = self.init_memory(*leading)
         memory = start if memory is None else memory
         shapes, expected = (jax.tree.map(jnp.shape, tree) for tree in (memory, start))
-        structures: list[object] = [jax.tree.structure(tree) for tree in (memory, start)]
-        same = structures[0] == structures[1] and shapes == expected
+        same = jax.tree.flatten(shapes) == jax.tree.flatten(expected)
         require(same, "memory shapes", shapes, f"{expected}, as returned by `act`")
         size = math.prod(leading)
         rows = jax.tree.map(

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from wdjax.checks import one_line, require_integer
+from wdjax.env import draws_by_scene, is_key
 from wdjax.files import new_file
 from wdjax.spaces import with_axes
 from wdjax.train.evaluation.evaluate import choose_players
@@ -106,9 +106,6 @@ def record_episode(
     _, chosen = choose_players(learner, state, random, players)
     game = make_game(learner.setup, state, [[player] for player in chosen], chosen)
 
-    def is_key(leaf: jax.Array) -> bool:
-        return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
     # a copy on the host, so that the program of `compile_recording` fits wherever the state lies
     game = jax.tree.map(lambda leaf: leaf if is_key(leaf) else jax.device_get(leaf), game)
     record = functools.partial(
@@ -166,12 +163,6 @@ def _record_jit(
     return (first[1].env_state, *rows)
 
 
-def _obs_bytes(learner: Learner, state: TrainState) -> int:
-    """Return the size of the observations of one step in bytes."""
-    obs = jax.eval_shape(learner.env.reset, jax.random.key(0), state.env_params)[0]
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(obs))
-
-
 def save_episode(
     learner: Learner,
     state: TrainState,
@@ -204,16 +195,15 @@ def save_episode(
         ValueError: if the suffix is unknown, .mp4 is requested without ffmpeg, or `scene` or `draw`
             of the environment raises an error.
     """
-    from wdjax.env import draws_by_scene
     from wdjax.rendering import SUFFIXES, require_output, require_playable, save
 
     suffix = require_output(path, (*SUFFIXES, ".npz"))
     if suffix != ".npz":
         require_playable(path, learner.env, fps)
     key = jax.random.fold_in(host_key(seed), 0)
-    seen = suffix == ".npz" or (
-        suffix == ".html" and _obs_bytes(learner, state) * MAX_STEPS <= OBS_BYTES
-    )
+    obs = jax.eval_shape(learner.env.reset, key, state.env_params)[0]
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(obs))
+    seen = suffix == ".npz" or (suffix == ".html" and size * MAX_STEPS <= OBS_BYTES)
     usual = None if greedy or seen else program
     episode = record_episode(learner, state, key, greedy=greedy, observations=seen, program=usual)
     if suffix == ".npz":
