@@ -108,8 +108,9 @@ def read_settings(file: Path) -> tuple[dict[str, Values], list[Point]]:
     The file contains a mapping of fields to lists, or a list of points.
 
     Raises:
-        ValueError, FileNotFoundError: naming the file.
+        ValueError: naming the file.
     """
+    require(file.is_file(), "--file", str(file), "a YAML file")
     content = read_yaml_value(file)
     if isinstance(content, Mapping):
         return {str(name): parse_values(str(name), own) for name, own in content.items()}, []
@@ -130,7 +131,7 @@ def parse_values(name: str, values: Any) -> Values:
         return values
     if isinstance(values, str):
         return parse_range(name, values)
-    values = getattr(values, "tolist", lambda: values)()  # of an array
+    values = getattr(values, "tolist", lambda: values)()  # an array becomes a list
     several = list(values) if isinstance(values, list | tuple) else [values]
     require(several, name, values, "at least one value")
     unique = all(value not in several[:i] for i, value in enumerate(several))

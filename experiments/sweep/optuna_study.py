@@ -133,13 +133,18 @@ def open_study(
         ValueError: if the storage cannot be opened, or the study has another question.
     """
     import optuna
+    from optuna.storages import journal
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     place, owner = storage or str(workdir / "optuna.log"), str(workdir.absolute())
     try:
         if storage is None:
             open_regular(place, "ab").close()  # Optuna would write through a link
-        opened = open_storage(place)
+        if "://" in place:
+            opened = optuna.storages.get_storage(place)
+        else:
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            opened = optuna.storages.JournalStorage(journal.JournalFileBackend(place))
         study = optuna.create_study(
             storage=opened, study_name=name, direction="maximize", load_if_exists=True
         )
@@ -151,17 +156,6 @@ def open_study(
     require_same(f"the study {name!r} in {place}", stored, question)
     seed += zlib.crc32(owner.encode()) if storage else 0  # workers propose different values
     return Study(study, opened, settings, seed, owner, storage is not None)
-
-
-def open_storage(place: str) -> Any:
-    """Return Optuna's storage of a database URL or a journal file."""
-    import optuna
-    from optuna.storages import journal
-
-    if "://" in place:
-        return optuna.storages.get_storage(place)
-    Path(place).parent.mkdir(parents=True, exist_ok=True)
-    return optuna.storages.JournalStorage(journal.JournalFileBackend(place))
 
 
 def distributions(settings: Mapping[str, Values]) -> dict[str, Any]:

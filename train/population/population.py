@@ -1,9 +1,4 @@
-"""Population: many members of one configuration, trained together by one program.
-
-The folder of a population contains members.json, metrics.jsonl (a row for each member and chunk),
-checkpoints/ and, once all members are done, the empty file `finished`. Training that was killed
-continues from the newest checkpoint, bit for bit on a CPU.
-"""
+"""Population: many members of one configuration, trained together by one program."""
 
 import contextlib
 import copy
@@ -25,10 +20,11 @@ from wdjax.signals import stop_signals
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.evaluation.episodes import Episodes
 from wdjax.train.evaluation.evaluate import evaluate
-from wdjax.train.host.callbacks import Callback, make_callbacks
-from wdjax.train.host.chunks import most_updates, play
+from wdjax.train.host.callbacks import Callback, make_callbacks, require_goals
+from wdjax.train.host.chunks import most_updates, play, with_lines
 from wdjax.train.host.loggers import close_loggers
 from wdjax.train.learner.learner import Learner, learner_of, make_learner
+from wdjax.train.learner.setup import make_setup
 from wdjax.train.population.members import (
     Member,
     describe_members,
@@ -109,7 +105,9 @@ class Population:
         self.configs = configs  # one per member, with schedules in env steps
         self.members = describe_members(configs, members)
         self.size = len(configs)  # members in the program; the last of `configs` fills the rest
-        self.programs = Programs.make(static, configs[0], number, trust)
+        self.programs = Programs(static, make_setup(with_lines(configs[0]), trust), number)
+        if goals := configs[0].stop_at:
+            require_goals(goals, self.metric_names)
 
     def _with(
         self, configs: list[TrainConfig], members: Sequence[Member], size: int

@@ -6,7 +6,7 @@ Members share nothing. Each member is on one device, and devices do not communic
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import jax
@@ -18,8 +18,7 @@ from wdjax.kernels.backend import on_cpu
 from wdjax.train.config.facts import static_part
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.devices.memory import bytes_free, bytes_needed
-from wdjax.train.host.callbacks import require_goals
-from wdjax.train.host.chunks import most_updates, with_lines
+from wdjax.train.host.chunks import most_updates
 from wdjax.train.host.programs import (
     Program,
     compiler_options,
@@ -30,7 +29,6 @@ from wdjax.train.host.programs import (
 from wdjax.train.learner.init import init
 from wdjax.train.learner.learner import metric_names, run_up_to
 from wdjax.train.learner.saved import load_policies
-from wdjax.train.learner.setup import make_setup
 from wdjax.train.learner.validate import validate
 from wdjax.train.state.aliases import EnvParams
 from wdjax.train.state.hypers import Hypers, hypers_of
@@ -182,20 +180,6 @@ class Programs:
     """Number of devices that share the members."""
     compiled: dict[int, Program] = dataclasses.field(default_factory=dict)
     """Number of members -> program that trains them."""
-
-    @classmethod
-    def make(
-        cls, static: tuple, config: TrainConfig, num_devices: int, trust: Collection[str] = ()
-    ) -> "Programs":
-        """Return the programs of configurations like this one, without compiling them.
-
-        Raises:
-            ValueError: for a metric in `stop_at` that no update reports, with the closest name.
-        """
-        programs = cls(static, make_setup(with_lines(config), trust), num_devices)
-        if config.stop_at:
-            require_goals(config.stop_at, programs.metrics)
-        return programs
 
     @functools.cached_property
     def metrics(self) -> list[str]:

@@ -1,4 +1,9 @@
-"""Train and save a population in a folder: checkpoints, metrics, callbacks and selection."""
+"""Train and save a population in a folder: checkpoints, metrics, callbacks and selection.
+
+The folder of a population contains members.json, metrics.jsonl (a row for each member and chunk),
+checkpoints/ and, once all members are done, the empty file `finished`. Training that was killed
+continues from the newest checkpoint, bit for bit on a CPU.
+"""
 
 import contextlib
 import threading
@@ -38,7 +43,7 @@ def train_in_folder(
 ) -> bool:
     """Train a population until `last` updates; return whether training is complete.
 
-    The arguments are those of `Population.train`. `report` is called with the rows of each chunk.
+    Arguments: see `Population.train`. `report` is called with the rows of each chunk.
     """
     config, setup, members = population.config, population.programs.setup, population.members
     copying = after is not None
