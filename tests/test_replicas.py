@@ -591,6 +591,31 @@ def test_empty_carries_and_outputs():
     assert scan_replicas(lambda _, x: (None, x + 1), None, jnp.zeros((2, 3)))[1].sum() == 6
 
 
+def test_arrays_beyond_int32_indices_are_not_supported():
+    """Also constant and unchanged ones, whose addresses would overflow."""
+    large = jax.ShapeDtypeStruct((2**22, 512), jnp.float32)
+    reason = why_no_kernel(lambda carry, _: (carry, carry[0]), large, length=1)
+    assert "an array has shape (4194304, 512)" in reason
+    number = jax.ShapeDtypeStruct((4,), jnp.int32)
+    shared = jax.ShapeDtypeStruct((2**31,), jnp.int8)
+
+    def run(table, carry):
+        return scan_replicas_kernel(lambda i, _: (i + 1, table[i]), carry, length=1)
+
+    with pytest.raises(NotImplementedError, match=r"an array has shape \(2147483648,\)"):
+        jax.eval_shape(run, shared, number)
+
+
+def test_a_step_that_prints_is_not_supported():
+    """A kernel would silently omit the text."""
+
+    def step(x, _):
+        jax.debug.print("{}", x)
+        return x + 1, x
+
+    assert "debug" in why_no_kernel(step, jnp.zeros(4), length=1)
+
+
 COMPUTED = {  # functions of jax.lax by their operands
     "one float": """abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor is_finite log
         log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh""",

@@ -7,6 +7,7 @@ import jax
 import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval as pe
 
 from wdjax.kernels import matrices as blocks
 from wdjax.kernels.elementwise import check_dtype, select
@@ -52,6 +53,8 @@ def evaluate(
     Raises:
         NotImplementedError: for an unsupported primitive, shape or dtype, which the message names.
     """
+    # without equations that no output depends on, so that these may be unsupported
+    jaxpr, _ = pe.dce_jaxpr(jaxpr, True, instantiate=True)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
 
     def read(atom: Any) -> Elements:
@@ -61,25 +64,11 @@ def evaluate(
             else values[atom]
         )
 
-    for eqn in _needed(jaxpr):
+    for eqn in jaxpr.eqns:
         values.update(
             zip(eqn.outvars, _outputs(eqn, [read(atom) for atom in eqn.invars]), strict=True)
         )
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _needed(jaxpr: jex.core.Jaxpr) -> list[jex.core.JaxprEqn]:
-    """Return the equations that the outputs depend on; the others are not compiled."""
-
-    def variables(atoms) -> set[Any]:
-        return {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
-
-    read, eqns = variables(jaxpr.outvars), []
-    for eqn in reversed(jaxpr.eqns):
-        if not read.isdisjoint(eqn.outvars):
-            read |= variables(eqn.invars)
-            eqns.append(eqn)
-    return eqns[::-1]
 
 
 def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas, shared
 from wdjax.kernels.elementwise import check_dtype
 from wdjax.kernels.jaxpr import evaluate, steps_at_once
-from wdjax.kernels.lanes import MAX_ELEMENTS, Elements, constant, with_words, words_of
+from wdjax.kernels.lanes import MAX_ELEMENTS, constant, with_words, words_of
 from wdjax.kernels.matrices import numbers_of
 from wdjax.kernels.words import from_words, load, store, to_words, words_shape
 
@@ -55,50 +55,36 @@ def scan_kernel(
         NotImplementedError: if kernels do not support the step.
     """
     _require_supported(jaxpr, carry, length)
-    num_replicas = carry[0].shape[0]
-    changed = [i for i in range(len(carry)) if jaxpr.outvars[i] is not jaxpr.invars[i]]
-    known = [_known(value) for value in consts]
-    used = _used(jaxpr, range(len(carry), len(jaxpr.invars)))
-    inputs = [
-        *(_to_shared(value) for value, array in zip(consts, known, strict=True) if array is None),
-        *(to_words(leaf, 1) for leaf in carry),
-        *(to_words(xs[i - len(carry)], 2) for i in used),
+    num_carry, num_replicas = len(carry), carry[0].shape[0]
+    num_outputs = len(jaxpr.outvars) - num_carry
+    leading = [(num_replicas,)] * num_carry + [(length, num_replicas)] * num_outputs
+    written = [  # None for carry that the step does not change
+        None if i < num_carry and var is jaxpr.invars[i] else words_shape(var.aval, axes)
+        for i, (var, axes) in enumerate(zip(jaxpr.outvars, leading, strict=True))
     ]
-    avals = [v.aval for v in jaxpr.outvars]
-    written = [words_shape(avals[i], num_replicas) for i in changed]
-    written += [words_shape(aval, num_replicas, length) for aval in avals[len(carry) :]]
-    if not written:
+    if not any(written):
         return list(carry)
-    for i in used:
-        words_shape(jaxpr.invars[i].aval, num_replicas, length)  # raises if too large
     lanes, warps = _program_size(jaxpr, consts, num_replicas)
-    places: list[list[Any]] = []
+    places: list[Any] = [None] * len(written)
     kernel = functools.partial(
         _kernel,
         jaxpr=jaxpr,
-        known=known,
-        changed=changed,
-        used=used,
-        num_carry=len(carry),
+        consts=consts,
+        num_carry=num_carry,
         length=length,
         lanes=lanes,
         num_replicas=num_replicas,
         places=places,
     )
     grid = (pallas.cdiv(num_replicas, lanes),)
-    words = pallas.call(
-        kernel, "scan_replicas", written, grid, warps, stages=1, interpret=interpret
-    )(*inputs)
-    after = list(carry)
-    for i, array, stored in zip(changed, words, places, strict=False):
-        after[i] = from_words(array, avals[i], (num_replicas,), stored)
-    outputs = zip(words[len(changed) :], avals[len(carry) :], places[len(changed) :], strict=True)
+    run = pallas.call(
+        kernel, "scan_replicas", (written,), grid, warps, stages=1, interpret=interpret
+    )
+    (outputs,) = run([*map(_shared_words, consts)], _input_words(jaxpr, carry, xs))
+    stored = zip(outputs, jaxpr.outvars, leading, places, strict=True)
     return [
-        *after,
-        *(
-            from_words(array, aval, (length, num_replicas), stored)
-            for array, aval, stored in outputs
-        ),
+        carry[i] if words is None else from_words(words, var.aval, axes, rows)
+        for i, (words, var, axes, rows) in enumerate(stored)
     ]
 
 
@@ -139,87 +125,75 @@ def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
     return min(row_counts, default=None)
 
 
-def _used(jaxpr: jex.core.Jaxpr, places: Sequence[int]) -> list[int]:
-    """Return the positions among `places` of the inputs that the jaxpr reads.
-
-    For example, a deterministic step does not read its key.
-    """
+def _input_words(
+    jaxpr: jex.core.Jaxpr, carry: Sequence[Any], xs: Sequence[Any]
+) -> list[jax.Array | None]:
+    """Return the inputs in memory; None for unread ones, as the key of a deterministic step."""
     atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
     read = {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
-    return [i for i in places if jaxpr.invars[i] in read]
+    x_vars = jaxpr.invars[len(carry) :]
+    return [
+        *(to_words(leaf, 1) for leaf in carry),
+        *(to_words(leaf, 2) if var in read else None for leaf, var in zip(xs, x_vars, strict=True)),
+    ]
+
+
+def _shared_words(value: Any) -> jax.Array | None:
+    """Return a constant as `shared.load` reads it; None for small known arrays without weights."""
+    if shared.is_weights(value):
+        return shared.padded(value)
+    if isinstance(value, jax.core.Tracer) or value.size > MAX_ELEMENTS:
+        return to_words(value, 0)[None]
+    return None
 
 
 def _kernel(
-    *refs: Any,
+    shared_refs: Sequence[Any],
+    input_refs: Sequence[Any],
+    output_refs: Sequence[Any],
+    *,
     jaxpr: jex.core.Jaxpr,
-    known: Sequence[Elements | None],
-    changed: Sequence[int],
-    used: Sequence[int],
+    consts: Sequence[Any],
     num_carry: int,
     length: int,
     lanes: int,
     num_replicas: int,
-    places: list[list[Any]],
+    places: list[Any],
 ) -> None:
     """Run all steps of the replicas of one program; `words` describes the memory layout.
 
-    The carry stays in registers from the first step to the last. Carry leaves that the step does
-    not change are read but not written. `places` receives the result of `store` for each output.
+    The carry stays in registers from the first step to the last. References are None for arrays
+    that are not in memory, as in `_shared_words` and `_input_words`, and for unchanged carry.
+    `places` receives the result of `store` for each output.
     """
-    in_avals = [v.aval for v in jaxpr.invars]
-    num_shared = sum(array is None for array in known)
-    num_inputs = num_shared + num_carry + len(used)
-    shared_refs, carry_refs = refs[:num_shared], refs[num_shared : num_shared + num_carry]
-    x_refs, carry_after_refs = (
-        refs[num_shared + num_carry : num_inputs],
-        refs[num_inputs:][: len(changed)],
-    )
-    output_refs = refs[num_inputs + len(changed) :]
     rows = pallas.program_id() * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
     # lanes beyond the last replica repeat it and write the same values
     rows = jnp.minimum(rows, num_replicas - 1)
-
-    shared_vars = (v for v, array in zip(jaxpr.constvars, known, strict=True) if array is None)
-    loaded = iter(
-        [shared.load(ref, v.aval) for ref, v in zip(shared_refs, shared_vars, strict=True)]
-    )
-    consts: list[Any] = [next(loaded) if array is None else array for array in known]
-    start = [
-        load(ref, aval, rows, num_replicas) for ref, aval in zip(carry_refs, in_avals, strict=False)
+    shared_arrays: list[Any] = [
+        constant(value) if ref is None else shared.load(ref, var.aval)
+        for ref, var, value in zip(shared_refs, jaxpr.constvars, consts, strict=True)
     ]
+    leaves = list(zip(input_refs, (var.aval for var in jaxpr.invars), strict=True))
+    start = [load(ref, aval, rows, num_replicas) for ref, aval in leaves[:num_carry]]
+    changed = [i for i, ref in enumerate(output_refs[:num_carry]) if ref is not None]
 
     def step(t: jax.Array, words: tuple) -> tuple:
         carry = list(start)
         for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
             carry[i] = array
-        x: list[Any] = [None] * (len(in_avals) - num_carry)
-        for i, ref in zip(used, x_refs, strict=True):
-            x[i - num_carry] = load(ref, in_avals[i], rows, num_replicas, t)
-        after = [*map(numbers_of, evaluate(jaxpr, consts, [*carry, *x]))]
-        outputs = zip(output_refs, after[num_carry:], strict=True)
-        places[:] = [store(ref, array, rows, num_replicas, t) for ref, array in outputs]
+        x: list[Any] = [
+            None if ref is None else load(ref, aval, rows, num_replicas, t)
+            for ref, aval in leaves[num_carry:]
+        ]
+        after = [*map(numbers_of, evaluate(jaxpr, shared_arrays, [*carry, *x]))]
+        outputs = zip(output_refs[num_carry:], after[num_carry:], strict=True)
+        places[num_carry:] = [store(ref, array, rows, num_replicas, t) for ref, array in outputs]
         after = words_of([after[i] for i in changed])
         return tuple(_like(word, old) for word, old in zip(after, words, strict=True))
 
     words = jax.lax.fori_loop(0, length, step, tuple(words_of([start[i] for i in changed])))
-    last = with_words([start[i] for i in changed], words)
-    places[:0] = [
-        store(ref, array, rows, num_replicas)
-        for ref, array in zip(carry_after_refs, last, strict=True)
-    ]
-
-
-def _known(value: Any) -> Elements | None:
-    """Return a constant as elements, or None for tracers, network weights and large arrays."""
-    in_memory = (
-        isinstance(value, jax.core.Tracer) or shared.is_weights(value) or value.size > MAX_ELEMENTS
-    )
-    return None if in_memory else constant(value)
-
-
-def _to_shared(value: Any) -> jax.Array:
-    """Convert an array that all replicas share to the layout that `shared.load` reads."""
-    return shared.padded(value) if shared.is_weights(value) else to_words(value, 0)[None]
+    for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
+        places[i] = store(output_refs[i], array, rows, num_replicas)
 
 
 def _like(word: Any, old: jax.Array) -> jax.Array:

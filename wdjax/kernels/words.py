@@ -37,22 +37,27 @@ def _own_words(aval: Any) -> int:
     return math.prod(aval.shape) * (2 if is_key(aval.dtype) else 1)
 
 
-def words_shape(aval: Any, num_replicas: int, steps: int = 1) -> jax.ShapeDtypeStruct:
+def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """Return the flat shape and the dtype of a leaf in memory.
+
+    Args:
+        aval: shape and dtype of the leaf of one replica.
+        leading: (T, N) or (N,).
 
     Raises:
         NotImplementedError: for more than MAX_SIZE elements.
     """
-    dtype, size = (
-        jnp.uint32 if is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype,
-        num_words(aval),
-    )
-    if steps * size * num_replicas > MAX_SIZE:
-        shape = (steps, num_replicas, *aval.shape)
+    dtype = jnp.uint32 if is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype
+    size = math.prod(leading) * num_words(aval)
+    _require_indexable((*leading, *aval.shape), size)
+    return jax.ShapeDtypeStruct((size,), dtype)
+
+
+def _require_indexable(shape: tuple[int, ...], size: int) -> None:
+    if size > MAX_SIZE:
         raise NotImplementedError(
             f"an array has shape {shape}: kernels support up to {MAX_SIZE} elements"
         )
-    return jax.ShapeDtypeStruct((steps * size * num_replicas,), dtype)
 
 
 def to_words(leaf: Any, leading: int) -> jax.Array:
@@ -61,9 +66,13 @@ def to_words(leaf: Any, leading: int) -> jax.Array:
     Args:
         leaf: [T, N, *shape], [N, *shape], or [*shape] for an array that all replicas share.
         leading: number of axes before `shape`: 2, 1 or 0.
+
+    Raises:
+        NotImplementedError: for more than MAX_SIZE elements.
     """
     words = jax.random.key_data(leaf) if is_key(leaf.dtype) else jnp.asarray(leaf)
     words = words.astype(jnp.int8) if words.dtype == bool else words
+    _require_indexable(leaf.shape, words.size)
     words = words.reshape(*words.shape[:leading], math.prod(words.shape[leading:]))
     words = words if words.shape[-1] else jnp.zeros((*words.shape[:leading], 1), words.dtype)
     return (words if leading == 0 else jnp.swapaxes(words, -1, -2)).reshape(-1)
