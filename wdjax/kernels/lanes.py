@@ -128,22 +128,14 @@ def identity(element: Any) -> Any:
 
 def words_of(arrays: Sequence[Elements]) -> list[Any]:
     """Return all elements of several arrays in one list, with each key split into its two words."""
-    elements = [element for array in arrays for element in array.ravel()]
-    return [
-        word
-        for element in elements
-        for word in (element if isinstance(element, Key) else (element,))
-    ]
+    return jax.tree.leaves([list(array.ravel()) for array in arrays])
 
 
 def with_words(arrays: Sequence[Elements], words: Sequence[Any]) -> list[Elements]:
     """Replace the elements of arrays by `words`, in the order that `words_of` returns."""
-    rest = iter(words)
-
-    def take(old) -> Any:
-        return Key(next(rest), next(rest)) if isinstance(old, Key) else next(rest)
-
-    return [array_of([take(element) for element in array.ravel()], array.shape) for array in arrays]
+    structure = jax.tree.structure([list(array.ravel()) for array in arrays])
+    elements = jax.tree.unflatten(structure, words)
+    return [array_of(new, array.shape) for new, array in zip(elements, arrays, strict=True)]
 
 
 def along_steps(array: Elements, inner: int) -> Elements:

@@ -66,10 +66,7 @@ def _broadcast_in_dim(
 def _slice(
     x: Elements, *, start_indices: tuple, limit_indices: tuple, strides: tuple | None
 ) -> Elements:
-    strides = strides or (1,) * x.ndim
-    return x[
-        tuple(itertools.starmap(slice, zip(start_indices, limit_indices, strides, strict=True)))
-    ]
+    return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
 
 
 def _unstack(x: Elements, *, axis: int) -> list[Elements]:
@@ -227,31 +224,31 @@ def _fold(function: Callable) -> Callable:
     """Make the rule of a reduction over axes, from first to last; the identity for empty inputs."""
 
     def rule(eqn: Any, x: Elements) -> list[Elements]:
-        aval = eqn.outvars[0].aval
         if not x.size:
-            return [_of_nothing(eqn, aval)]
-        return [_sum_up(function, _parts(x, eqn.params["axes"]), aval)]
+            return [_of_nothing(eqn)]
+        return [_sum_up(function, _parts(x, eqn.params["axes"]), eqn.outvars[0].aval.dtype)]
 
     return rule
 
 
-def _sum_up(function: Callable, parts: Sequence[Elements], aval: Any) -> Elements:
+def _sum_up(function: Callable, parts: Sequence[Elements], dtype: Any) -> Elements:
     """Reduce arrays of the same shape with a function; 16-bit floats are reduced in float32."""
-    if aval.dtype in HALVES:
-        parts = [call_each(lambda x: x.astype(jnp.float32), part.shape, part) for part in parts]
-    total = functools.reduce(lambda a, b: call_each(function, a.shape, a, b), parts)
-    return (
-        call_each(lambda x: x.astype(aval.dtype), total.shape, total)
-        if aval.dtype in HALVES
-        else total
-    )
+    if dtype in HALVES:
+        wide = [_cast(part, jnp.float32) for part in parts]
+        return _cast(_sum_up(function, wide, jnp.float32), dtype)
+    return functools.reduce(lambda a, b: call_each(function, a.shape, a, b), parts)
 
 
-def _of_nothing(eqn: Any, aval: Any) -> Elements:
+def _cast(x: Elements, dtype: Any) -> Elements:
+    return call_each(lambda number: number.astype(dtype), x.shape, x)
+
+
+def _of_nothing(eqn: Any) -> Elements:
     """Return the output of a reduction or product with an empty operand, computed by XLA."""
     with now():
         empty = [np.zeros(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
-        return constant(np.asarray(eqn.primitive.bind(*empty, **eqn.params)).astype(aval.dtype))
+        output = np.asarray(eqn.primitive.bind(*empty, **eqn.params))
+    return constant(output.astype(eqn.outvars[0].aval.dtype))
 
 
 def _cumulate(function: Callable) -> Callable:
@@ -295,7 +292,7 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     (aval,) = (v.aval for v in eqn.outvars)
     if not (left.size and right.size):
-        return [_of_nothing(eqn, aval)]
+        return [_of_nothing(eqn)]
     batch = tuple(left.shape[i] for i in left_batch)
     depth = tuple(left.shape[i] for i in left_sum)
 
@@ -314,7 +311,7 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
     products = call_each(
         lambda x, y: widen(x) * widen(y), (*a.shape[:2], *b.shape[1:]), a[:, :, None], b[:, None]
     )
-    return [_sum_up(jnp.add, _parts(products, (3,)), aval).reshape(aval.shape)]
+    return [_sum_up(jnp.add, _parts(products, (3,)), aval.dtype).reshape(aval.shape)]
 
 
 # --- random numbers ---
@@ -344,14 +341,12 @@ def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
 
 
 def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
-    shape = eqn.outvars[0].aval.shape
-    words = call_each(lambda x: x.astype(jnp.uint32), shape, data)
-    pairs = zip(np.broadcast_to(keys, shape).ravel(), words.ravel(), strict=True)
-    return [
-        array_of(
-            [Key(*call(threefry.hash_2x32, *key, np.uint32(0), word)) for key, word in pairs], shape
-        )
+    keys, data = np.broadcast_arrays(keys, _cast(data, jnp.uint32))
+    pairs = [
+        Key(*call(threefry.hash_2x32, *key, np.uint32(0), word))
+        for key, word in zip(keys.ravel(), data.ravel(), strict=True)
     ]
+    return [array_of(pairs, keys.shape)]
 
 
 def _platform_index(eqn: Any) -> list[Elements]:
