@@ -14,7 +14,7 @@ from wdjax.kernels import pallas
 from wdjax.kernels.support import why_no_kernels
 from wdjax.neighbors import nearest_neighbors
 from wdjax.replicas import scan_replicas
-from wdjax.train.kernels.layers import are_used
+from wdjax.train.kernels.layers import why_unused
 
 
 def set_gpus(monkeypatch, *capabilities):
@@ -36,7 +36,7 @@ def test_kernels_require_compute_capability_8(monkeypatch, capabilities, why):
     set_gpus(monkeypatch, *capabilities)
     assert why_no_kernels() == (why and f"a card {why}")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert are_used() == (why is None)
+    assert (why_unused() is None) == (why is None)
 
 
 def test_kernels_can_be_lowered_on_a_machine_without_gpus():

@@ -3,7 +3,7 @@
 from wdjax.kernels.backend import on_cpu
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.fast.cuda import Cuda
-from wdjax.train.kernels.layers import Shape, shape_of
+from wdjax.train.kernels.layers import shape_of
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.policy import Policy
 
@@ -26,10 +26,8 @@ def policy_engine(policy: Policy, kernels: bool) -> Engine:
         policy: static part of the policy.
         kernels: as in the configuration of the run.
     """
-    found: Shape | str = f"{policy.config.algorithm} has no kernels"
-    if policy.algorithm.has_kernels:
-        found = shape_of(policy)
-    if isinstance(found, Shape) and not kernels:
-        found = "kernels: false"
-    engine = engine_class(kernels)
-    return engine(found) if isinstance(found, Shape) else engine(None, found)
+    engine, has_kernels = engine_class(kernels), policy.algorithm.has_kernels
+    shape = shape_of(policy) if has_kernels else f"{policy.config.algorithm} has no kernels"
+    if isinstance(shape, str):
+        return engine(None, shape)
+    return engine(shape) if kernels else engine(None, "kernels: false")

@@ -17,7 +17,7 @@ from wdjax.kernels.support import giving_up_kernels, listening
 from wdjax.lazy import no_garbage_collection
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
-from wdjax.train.kernels.layers import are_used
+from wdjax.train.kernels.layers import why_unused
 from wdjax.train.kernels.rollout import WHOLE
 from wdjax.train.learner.learner import Learner, run_up_to
 from wdjax.train.state.policy import Setup
@@ -95,7 +95,7 @@ def plain_where_kernels_fail(make: Callable[P, T]) -> Callable[P, T]:
         try:
             return make(*arguments, **named)
         except Exception as error:
-            if not are_used():
+            if why_unused() is not None:
                 raise
             listeners[:] = before  # they may have been called with a message that is now wrong
             reason = f"kernels failed: {one_line(error)[:MOST_CHARACTERS]}"
@@ -173,7 +173,8 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     """
     if not on_gpu():
         return {}
-    if alone and are_used() and all(policy.engine.shape for policy in setup.policies.values()):
+    have_kernels = all(policy.engine.shape for policy in setup.policies.values())
+    if alone and have_kernels and why_unused() is None:
         order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not measured with collectives
         return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **order}
     return {**ONE_WAY, **({} if setup.config.search_products else LIBRARIES)}

@@ -103,12 +103,9 @@ def shape_of(policy: Policy) -> Shape | str:
         f"hidden_sizes {list(widths)}: kernels support up to {MAX_WIDTH}": not widths
         or max(widths) > MAX_WIDTH,
     }
-    for why, refused in refusals.items():
-        if refused:
-            return why
+    if why := first_refusal(refusals):
+        return why
     assert isinstance(distribution, Categorical)
-    if distribution.num_outputs >= MAX_OUTPUTS:
-        return f"{distribution.num_outputs} action logits: kernels support fewer than {MAX_OUTPUTS}"
     shape = Shape(
         encoded_size(space),
         tuple(widths),
@@ -118,22 +115,31 @@ def shape_of(policy: Policy) -> Shape | str:
         network.activation,
         network.compute_dtype,
     )
-    if shape.is_narrow:
-        return (
-            shape if shape.dtype == "float32" else f"compute_dtype {shape.dtype} of a small network"
-        )
     takes_wide = (
         shape.shared
         and len(widths) == 2
         and min(widths) >= 64
         and shape.activation in ("relu", "tanh")
+        and shape.num_inputs <= MAX_WIDTH
     )
-    if takes_wide and shape.num_inputs <= MAX_WIDTH:
-        return shape
-    return (
+    refusals = {
+        f"{shape.num_outputs} action logits: kernels support fewer than {MAX_OUTPUTS}": (
+            shape.num_outputs >= MAX_OUTPUTS
+        ),
+        f"compute_dtype {shape.dtype} of a small network": (
+            shape.is_narrow and shape.dtype != "float32"
+        ),
         f"hidden_sizes {list(widths)}: kernels for wide networks need a shared trunk, two layers "
-        f"of at least 64 units, relu or tanh, and at most {MAX_WIDTH} inputs"
-    )
+        f"of at least 64 units, relu or tanh, and at most {MAX_WIDTH} inputs": (
+            not shape.is_narrow and not takes_wide
+        ),
+    }
+    return first_refusal(refusals) or shape
+
+
+def first_refusal(refusals: Mapping[str, bool]) -> str | None:
+    """Return the first reason that applies, or None."""
+    return next((why for why, applies in refusals.items() if applies), None)
 
 
 def why_plain(policy: Policy) -> str | None:
@@ -190,11 +196,6 @@ def why_unused() -> str | None:
         return f"kernels round products to tf32, but jax_default_matmul_precision is {precision}"
     is_checked = jax.config.jax_debug_key_reuse  # type: ignore[attr-defined]  # set by jax
     return "jax_debug_key_reuse is on" if is_checked else why_no_kernels()
-
-
-def are_used() -> bool:
-    """Return whether this process uses kernels, see `why_unused`."""
-    return why_unused() is None
 
 
 def reaches(shape: Shape, num_rows: int) -> bool:
@@ -271,14 +272,6 @@ def component_columns(outputs: jax.Array, first: int, size: int) -> tuple[jax.Ar
     return inside, top[:, None]
 
 
-def log_probs(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax.Array]:
-    """Return (columns of a component, [B, columns] bool, its log-probabilities, 0 elsewhere)."""
-    inside, top = component_columns(outputs, first, size)
-    shifted = jnp.where(inside, outputs - top, 0.0)
-    total = jnp.sum(jnp.where(inside, jnp.exp(shifted), 0.0), axis=1)
-    return inside, jnp.where(inside, shifted - jnp.log(total)[:, None], 0.0)
-
-
 def log_prob_and_entropy(
     outputs: jax.Array, actions: list[jax.Array], shape: Shape
 ) -> tuple[jax.Array, jax.Array]:
@@ -292,7 +285,10 @@ def log_prob_and_entropy(
     columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
     log_prob = entropy = jnp.zeros(outputs.shape[:1])
     for (first, size), action in zip(shape.components, actions, strict=True):
-        inside, log = log_probs(outputs, first, size)
+        inside, top = component_columns(outputs, first, size)
+        shifted = jnp.where(inside, outputs - top, 0.0)
+        total = jnp.sum(jnp.where(inside, jnp.exp(shifted), 0.0), axis=1)
+        log = jnp.where(inside, shifted - jnp.log(total)[:, None], 0.0)
         log_prob += jnp.sum(jnp.where(columns == first + action[:, None], log, 0.0), axis=1)
         entropy -= jnp.sum(jnp.where(inside, jnp.exp(log) * log, 0.0), axis=1)
     return log_prob, entropy

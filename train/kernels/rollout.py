@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
-from wdjax.train.kernels.layers import why_unused
+from wdjax.train.kernels.layers import first_refusal, why_unused
 from wdjax.train.networks.distributions import draws_by_uniform
 from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
@@ -56,22 +56,21 @@ def _why_not_acting(policy: Policy) -> str | None:
     shape = policy.engine.shape
     if shape is None:
         return policy.engine.reason
-    if not draws_by_uniform(policy.distribution):
-        return "its distribution's sample is custom"  # random numbers are drawn before the kernel
-    if custom := policy.algorithm.overridden("before_rollout", "init_carry"):
-        return f"its {custom} is custom"
-    if not isinstance(policy.assignment.observation_space, Box):
-        return "its observation is not a single Box"
-    if policy.config.opponents:
-        return "it has opponents"
-    if policy.config.past_selves:
-        return "it has past_selves"
-    narrow = shape.is_narrow and max(*shape.hidden, shape.num_inputs) <= MAX_WIDTH
-    return (
-        None
-        if narrow
-        else f"{shape.num_inputs} inputs, hidden_sizes {list(shape.hidden)}: limit is {MAX_WIDTH}"
-    )
+    custom = policy.algorithm.overridden("before_rollout", "init_carry")
+    widths = f"{shape.num_inputs} inputs, hidden_sizes {list(shape.hidden)}"
+    is_wide = not shape.is_narrow or max(*shape.hidden, shape.num_inputs) > MAX_WIDTH
+    refusals = {
+        # random numbers are drawn before the kernel
+        "its distribution's sample is custom": not draws_by_uniform(policy.distribution),
+        f"its {custom} is custom": custom is not None,
+        "its observation is not a single Box": not isinstance(
+            policy.assignment.observation_space, Box
+        ),
+        "it has opponents": bool(policy.config.opponents),
+        "it has past_selves": bool(policy.config.past_selves),
+        f"{widths}: limit is {MAX_WIDTH}": is_wide,
+    }
+    return first_refusal(refusals)
 
 
 def play_replicas(

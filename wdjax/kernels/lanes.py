@@ -182,7 +182,12 @@ def of_steps(array: Elements, inner: int, length: int) -> Elements:
             return Key(*(part(half, i) for half in word))
         if jnp.ndim(word) <= inner:
             return word
-        bits = word.astype(jnp.int32) if word.dtype == bool else _bits(word)
+        # as integers, since adding zeros preserves the bits of -0 and NaN
+        bits = (
+            word.astype(jnp.int32)
+            if word.dtype == bool
+            else jax.lax.bitcast_convert_type(word, f"int{8 * word.dtype.itemsize}")
+        )
         step = jax.lax.broadcasted_iota(jnp.int32, bits.shape, 0)
         axes = 0 if math.prod(word.shape[1:]) > 1 else None
         chosen = jnp.sum(
@@ -193,8 +198,3 @@ def of_steps(array: Elements, inner: int, length: int) -> Elements:
         )
 
     return np.stack([each(functools.partial(part, i=i), array.shape, array) for i in range(length)])
-
-
-def _bits(word: jax.Array) -> jax.Array:
-    """Reinterpret a number as an integer, so that adding zeros preserves -0 and NaN."""
-    return jax.lax.bitcast_convert_type(word, f"int{8 * word.dtype.itemsize}")

@@ -5,6 +5,7 @@ docs/explanation/triton.md). In a JAX without this backend, environments, traini
 run in plain XLA.
 """
 
+import contextlib
 import functools
 import importlib.util
 import sys
@@ -46,15 +47,14 @@ def _pallas() -> tuple[Any, Any]:
         triton.CompilerParams,
         triton.load,
         triton.store,
+        triton.approx_tanh,
+        triton.debug_barrier,
     )
-    _ = triton.approx_tanh, triton.debug_barrier
-    try:
+    with contextlib.suppress(ImportError):  # another jaxlib may not have this module
         if importlib.util.find_spec(DIALECT) is None:
             from jaxlib.triton import dialect
 
             sys.modules[DIALECT] = dialect
-    except ImportError:  # another jaxlib may not have this module
-        pass
     return pallas, triton
 
 

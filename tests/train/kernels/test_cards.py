@@ -116,7 +116,10 @@ def test_nothing_is_reported_on_a_cpu():
     assert heard("cartpole_ppo") == ""
 
 
-WORDS = "Fused kernels: none. Plain XLA: whole rollouts, acting of agent, learning of agent (kernels: false)"
+WORDS = (
+    "Fused kernels: none. "
+    "Plain XLA: whole rollouts, acting of agent, learning of agent (kernels: false)"
+)
 
 
 def test_kernels_are_reported_once(as_on_a_gpu):
