@@ -45,24 +45,23 @@ def progress_bar(
     if console.quiet:  # rich's bar would swallow what callbacks print, too
         yield lambda completed, words: None
         return
+    first = "compiling" if done < total else "done"
     display = notebook_display()
     if display is not None:
-        with notebook_bar(display, total, done, picture) as show:
+        with notebook_bar(display, total, done, first, picture) as show:
             yield show
         return
-    words = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=16), words, TimeRemainingColumn(compact=True))
     # without a terminal, as in a log or `!wdjax train` in a notebook, all pictures of the bar stay
     kept = "JPY_PARENT_PID" in os.environ or not console.file.isatty()
     with Progress(
-        *columns, console=console, refresh_per_second=1 / SECONDS_BETWEEN if kept else 10
+        BarColumn(bar_width=16),
+        TextColumn("{task.description}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        refresh_per_second=1 / SECONDS_BETWEEN if kept else 10,
     ) as progress:
-        task = progress.add_task(_first_word(total, done), total=total, completed=done)
+        task = progress.add_task(first, total=total, completed=done)
         yield lambda completed, words: progress.update(task, completed=completed, description=words)
-
-
-def _first_word(total: int, done: int) -> str:
-    return "compiling" if done < total else "done"
 
 
 def notebook_display() -> Callable[..., Any] | None:
@@ -75,11 +74,11 @@ def notebook_display() -> Callable[..., Any] | None:
 
 @contextlib.contextmanager
 def notebook_bar(
-    display: Callable[..., Any], total: int, done: int, picture: Callable[[], str]
+    display: Callable[..., Any], total: int, done: int, words: str, picture: Callable[[], str]
 ) -> Iterator[Callable[[int, str], None]]:
     """Show a `progress_bar` in a notebook: one output, replaced at most every SECONDS_BETWEEN."""
     begun = shown = time.monotonic()
-    completed, words = done, _first_word(total, done)
+    completed = done
 
     def bundle() -> dict[str, str]:
         rest = (time.monotonic() - begun) * (total - completed) / max(completed - done, 1)

@@ -124,7 +124,7 @@ def evolve(  # noqa: D417  (as for `sweep`)
 def train_population(
     running: Sweep, members: Sequence[Member], evolution: "Evolution"
 ) -> Iterator[list[Row]]:
-    """Train a population with selection, for `drive`."""
+    """Train a population with selection, for `drive`; draw its history and write the best run."""
     population, names = evolution.population, list(evolution.bounds)
     running.announce(members, population, 1)
     size, folder = population.fit(), running.workdir / "population"
@@ -137,7 +137,13 @@ def train_population(
             rows = read_rows(folder)
             table = [{name: row[name] for name in front} | row for row in rows]
             yield table
-    conclude(running, members, table, rows, names)
+    with without_picture("curves.png", running.say):
+        title = f"{population.config.env}: {running.workdir.name}"
+        running.say(f"Wrote {draw_history(running.workdir / 'curves.png', table, names, title)}")
+    best = best_member([row for row in table if row["updates"] == table[-1]["updates"]])
+    if best is not None:
+        last = {name: best[name] for name in names}
+        running.export(members[best["member"]], rows, best["score"], names, last)
 
 
 def bounds_of(settings: Mapping[str, Values]) -> Bounds:
@@ -286,20 +292,3 @@ class Evolution:
         hypers = jax.device_put(self.population.hypers(states), jax.local_devices()[0])
         changed = explore(value_key, hypers, copied, self.bounds, self.selection.factors)
         return with_hypers(states, **changed), parents.tolist()
-
-
-def conclude(
-    running: Sweep,
-    members: Sequence[Member],
-    table: Sequence[Row],
-    rows: Sequence[Row],
-    names: Sequence[str],
-) -> None:
-    """Draw the history, and write the best member as a run."""
-    with without_picture("curves.png", running.say):
-        title = f"{members[0].config.env}: {running.workdir.name}"
-        running.say(f"Wrote {draw_history(running.workdir / 'curves.png', table, names, title)}")
-    best = best_member([row for row in table if row["updates"] == table[-1]["updates"]])
-    if best is not None:
-        member, last = members[best["member"]], {name: best[name] for name in names}
-        running.export(member, rows, best["score"], names, last)
