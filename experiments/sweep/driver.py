@@ -14,7 +14,7 @@ from wdjax.console import Console
 from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.experiments.sweep.table import draw_curves, point_words, write_table
-from wdjax.files import make_folder_inside, read_json, require_fields
+from wdjax.files import make_folder_inside
 from wdjax.progress import announce, progress_bar
 from wdjax.signals import stop_signals
 from wdjax.train import (
@@ -30,6 +30,7 @@ from wdjax.train import (
 )
 from wdjax.train.host.callbacks import close_callbacks, make_callbacks
 from wdjax.train.host.programs import telling
+from wdjax.train.population.members import find_batch
 from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep
 
 Batch = tuple[Path, Population]  # members that are trained together, and their folder
@@ -220,23 +221,6 @@ def choose_metric(metric: str | None, population: Population) -> str:
 def read_rows(folder: Path) -> list[Row]:
     """Return the rows of all metrics.jsonl inside a folder."""
     return [row for file in sorted(folder.rglob("metrics.jsonl")) for row in read_metrics(file)]
-
-
-def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any]]:
-    """Return (folder, content of members.json) of the last batch of a member.
-
-    Raises:
-        FileNotFoundError: if no batch has a checkpoint of this member.
-    """
-    for file in sorted(workdir.rglob("members.json"), reverse=True):
-        content = read_json(file)
-        require_fields(file, content, size=int, members=list)
-        for member in content["members"]:
-            require_fields(file, member, member=int, seed=int, values=dict)
-        inside = any(member["member"] == number for member in content["members"])
-        if inside and any((file.parent / "checkpoints").glob("[0-9]*")):
-            return file.parent, content
-    raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")
 
 
 def load_member(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
@@ -92,3 +92,20 @@ def stored_size(folder: Path, devices: int) -> int | None:
 def state_of(states: TrainState, place: int) -> TrainState:
     """Return the state of one member, on the first device."""
     return jax.device_put(jax.tree.map(lambda leaf: leaf[place], states), jax.local_devices()[0])
+
+
+def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any]]:
+    """Return (folder, content of members.json) of the last batch of a member.
+
+    Raises:
+        FileNotFoundError: if no batch has a checkpoint of this member.
+    """
+    for file in sorted(workdir.rglob("members.json"), reverse=True):
+        content = read_json(file)
+        require_fields(file, content, size=int, members=list)
+        for member in content["members"]:
+            require_fields(file, member, member=int, seed=int, values=dict)
+        inside = any(member["member"] == number for member in content["members"])
+        if inside and any((file.parent / "checkpoints").glob("[0-9]*")):
+            return file.parent, content
+    raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")
