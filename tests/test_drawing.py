@@ -180,6 +180,15 @@ def test_invalid_scenes_raise(make, message):
         make()
 
 
+def test_scalar_fields_of_a_wrong_type_are_refused_by_name():
+    for mark in (
+        lambda: Lines([[0, 0], [1, 1]], opacity="half"),
+        lambda: Text([0], [0], ["a"], size=[]),
+    ):
+        with pytest.raises(TypeError, match=r"(opacity = 'half'|size = \[\]): must be a float"):
+            mark()
+
+
 def test_arrays_of_one_entry_are_broadcast():
     drawn = ground([Shapes([2.0], [3.0], opacity=[0.5, 1.0])], 2, plots=[Plot("p", [Series(4.0)])])
     assert drawn.marks[0].x.shape == (1, 2)

@@ -363,6 +363,9 @@ def test_render_rejects_states_of_wrong_shape(tmp_path):
         ({"fps": 51}, "at most 50"),
         ({"trail": -1}, "trail = -1"),
         ({"hold": -1.0}, "hold"),
+        ({"hold": "long"}, "hold = 'long': must be a number of seconds"),
+        ({"fps": "fast"}, "fps = 'fast': must be above 0"),
+        ({"size": 640}, r"size = 640: must be \(width, height\)"),
         ({"size": (640, 20)}, "the height = 20: must be at least 100"),
     ],
 )

@@ -201,6 +201,14 @@ def test_samples_respect_a_single_bound(bound, seed):
         assert _sample_and_check(jax.random.key(seed), np.float32(low), np.float32(high))[1]
 
 
+def test_bools_are_drawn_evenly_and_contained():
+    space = Box(0, 1, (1000,), bool)
+    sample = space.sample(jax.random.key(0))
+    assert 450 < int(sample.sum()) < 550
+    assert bool(space.contains(sample))
+    assert not bool(space.contains(jnp.ones(1000)))
+
+
 def test_clip_moves_values_into_the_space():
     clipped = BOX.clip(jnp.array([7.0, -7.0]))
     np.testing.assert_array_equal(clipped, [1.0, -1.0])

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import numbers
 import pathlib
 import shutil
 from collections.abc import Iterable, Mapping
@@ -215,7 +216,8 @@ def fastest(suffix: str) -> float:
 
 def require_hold(hold: float) -> None:
     """Raise ValueError unless `hold` is a finite number of seconds, at least 0."""
-    require(hold >= 0 and np.isfinite(hold), "hold", hold, "at least 0, and finite")
+    is_valid = isinstance(hold, numbers.Real) and 0 <= hold < math.inf
+    require(is_valid, "hold", hold, "a number of seconds, at least 0, and finite")
 
 
 def require_playable(path: str | pathlib.Path, env: Env, fps: float) -> str:
@@ -251,6 +253,7 @@ def split_record(states: Any) -> tuple[Any, Any]:
 
 def _checked(size: Size) -> Size:
     if size is not None:
+        require(np.shape(size) == (2,), "size", size, "(width, height) in pixels, or None")
         require_integer("size[0], the width", size[0], 100)
         require_integer("size[1], the height", size[1], 100)
     return size

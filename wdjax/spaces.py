@@ -206,7 +206,7 @@ class Box(_Shown):
         uniform = jax.random.uniform(uniform_key, self.shape, jnp.float32)
         normal = jax.random.normal(normal_key, self.shape, jnp.float32)
         both = jnp.isfinite(low) & jnp.isfinite(high)
-        integer = jnp.issubdtype(self.dtype, jnp.integer)
+        integer = not jnp.issubdtype(self.dtype, jnp.floating)  # or bool
         first, last = (
             jnp.where(both, low, 0.0),
             jnp.where(both, high + 1.0 if integer else high, 1.0),
@@ -227,7 +227,8 @@ class Box(_Shown):
     def contains(self, value: jax.Array) -> jax.Array:
         """Return whether the shape, the kind of dtype and all values match; NaN is never inside."""
         value = jnp.asarray(value)
-        kind = jnp.floating if jnp.issubdtype(self.dtype, jnp.floating) else jnp.integer
+        kinds = (jnp.floating, jnp.integer, jnp.bool_)
+        kind = next(kind for kind in kinds if jnp.issubdtype(self.dtype, kind))
         if value.shape != self.shape or not jnp.issubdtype(value.dtype, kind):
             return jnp.bool_(False)
         low, high = self._bounds()

@@ -9,6 +9,7 @@ import dataclasses
 import html
 import importlib.resources
 import json
+import numbers
 import zlib
 from typing import Any
 
@@ -61,7 +62,8 @@ class Player:
 
 def require_fps(fps: Any, fastest: float = 1000) -> None:
     """Raise ValueError unless `fps` is a number above 0 and at most `fastest`."""
-    require(np.ndim(fps) == 0 and 0 < fps <= fastest, "fps", fps, f"above 0 and at most {fastest}")
+    is_valid = isinstance(fps, numbers.Real) and 0 < fps <= fastest
+    require(is_valid, "fps", fps, f"above 0 and at most {fastest}")
 
 
 class Packer:

@@ -122,7 +122,8 @@ class Lines:
             np.shape(cast(np.ndarray, window)),
             "(T, 2)",
         )
-        finish(self, points=points, window=window, opacity=float(np.clip(self.opacity, 0, 1)))
+        finish(self, points=points, window=window)
+        object.__setattr__(self, "opacity", min(max(self.opacity, 0.0), 1.0))
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Return the fields that may differ between frames, each of length T or 1."""
