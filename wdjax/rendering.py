@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import numbers
 import pathlib
 import shutil
 from collections.abc import Iterable, Mapping
@@ -216,7 +215,7 @@ def fastest(suffix: str) -> float:
 
 def require_hold(hold: float) -> None:
     """Raise ValueError unless `hold` is a finite number of seconds, at least 0."""
-    is_valid = isinstance(hold, numbers.Real) and 0 <= hold < math.inf
+    is_valid = isinstance(hold, int | float | np.number) and 0 <= hold < math.inf
     require(is_valid, "hold", hold, "a number of seconds, at least 0, and finite")
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import html
 import importlib.resources
 import json
-import numbers
 import zlib
 from typing import Any
 
@@ -62,7 +61,7 @@ class Player:
 
 def require_fps(fps: Any, fastest: float = 1000) -> None:
     """Raise ValueError unless `fps` is a number above 0 and at most `fastest`."""
-    is_valid = isinstance(fps, numbers.Real) and 0 < fps <= fastest
+    is_valid = isinstance(fps, int | float | np.number) and 0 < fps <= fastest
     require(is_valid, "fps", fps, f"above 0 and at most {fastest}")
 
 
