@@ -11,7 +11,7 @@ import pytest
 import yaml
 from refusals import refusal
 
-from wdjax.train import load_config
+from wdjax.train import change_config, load_config
 
 OTHER = [
     ({"num_env": 3}, "unknown field num_env: did you mean 'num_envs'?"),
@@ -286,3 +286,20 @@ def test_options_are_set_flat_or_in_a_block(name):
     assert config == block
     assert config.policies["agent"].options.clip == 0.1
     assert config.policies["agent"].options.epochs == 4  # as in the preset
+
+
+def test_options_of_a_team_are_set_flat_or_in_a_block():
+    teams = {"all": {"policies": ["tagger", "runner"], "clip": 0.1}}
+    policies = {"tagger": {}, "runner": {}}
+    config = load_config({"env": "tag_continuous", "policies": policies, "teams": teams})
+    assert config.teams["all"].options.clip == 0.1
+    flat, dotted, block = (
+        change_config(config, **change)
+        for change in (
+            {"teams.all.clip": 0.3},
+            {"teams.all.options.clip": 0.3},
+            {"teams.all.options": {"clip": 0.3}},
+        )
+    )
+    assert flat == dotted == block
+    assert flat.teams["all"].options.clip == 0.3

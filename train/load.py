@@ -18,7 +18,6 @@ from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_run
 from wdjax.train.learner.validate import validate
-from wdjax.train.state.hypers import OLD_BLOCK
 from wdjax.train.state.registry import (
     BLOCKS,
     flat_policy,
@@ -134,13 +133,13 @@ def _changed(
 
 
 def _flat_changes(changes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield changes with the options of policies named flat, also those in blocks."""
+    """Yield changes with the options of policies and teams named flat, also those in blocks."""
     for name, value in changes.items():
-        if name.startswith("policies."):
-            name = OLD_BLOCK.sub(".", name, 1)
-        if re.fullmatch(r"policies\.[^.]+\.(options|ddpg)", name) and isinstance(value, Mapping):
-            policy = name.rpartition(".")[0]
-            yield from ((f"{policy}.{option}", inside) for option, inside in value.items())
+        match = re.fullmatch(r"((?:policies|teams)\.[^.]+)\.(?:options|ddpg)(\..+)?", name)
+        if match and match[2]:
+            yield f"{match[1]}{match[2]}", value
+        elif match and isinstance(value, Mapping):
+            yield from ((f"{match[1]}.{option}", inside) for option, inside in value.items())
         else:
             yield name, value
 

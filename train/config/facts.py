@@ -113,11 +113,6 @@ def is_scheduled(field: dataclasses.Field) -> bool:
     return is_traced(field) and field.type in (Schedule, "Schedule")
 
 
-def names_code(field: dataclasses.Field) -> bool:
-    """Return whether a field, or a field inside its value, may name code to import."""
-    return field.metadata.get("code", False)
-
-
 def is_required(field: dataclasses.Field) -> bool:
     """Return whether a field has no default."""
     return field.default is field.default_factory is dataclasses.MISSING

@@ -14,7 +14,6 @@ from typing import Any
 from wdjax.checks import require
 from wdjax.envs import LIBRARIES
 from wdjax.named import announced, lies_here
-from wdjax.train.config.facts import names_code
 from wdjax.train.config.schema import TrainConfig
 
 
@@ -44,7 +43,7 @@ def code_named(values: object, cls: Any = TrainConfig, path: str = "") -> Iterat
     for field in dataclasses.fields(cls):
         name, value, hint = f"{path}{field.name}", values.get(field.name), hints[field.name]
         held = typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else None
-        if names_code(field):
+        if field.metadata.get("code"):
             yield from ((name, text) for text in _texts(value) if ":" in text)
         elif dataclasses.is_dataclass(hint):
             yield from code_named(value, hint, f"{name}.")

@@ -31,9 +31,14 @@ class Logger:
     `begin` must discard stored rows with at least as many env steps as the first row.
     """
 
+    needs: tuple[str, str] | None = None
+    """library to import as `self.library`, and the extra of wdjax that installs it"""
+
     def __init__(self):
         self.logs: dict[Path, Any] = {}  # by folder of the run; in a sweep, one per member
         self.failed = False
+        if self.needs is not None:
+            self.library = _import(*self.needs)
 
     def __call__(self, run: "Run", row: Row) -> None:
         if not is_first() or self.failed:
@@ -112,9 +117,7 @@ class CSVLogger(Logger):
 class TensorBoardLogger(Logger):
     """Write TensorBoard event files to the run's folder `tensorboard`: scalars over env steps."""
 
-    def __init__(self):
-        super().__init__()
-        self.library = _import("tensorboardX", "tensorboard")
+    needs = ("tensorboardX", "tensorboard")
 
     def begin(self, run: "Run", row: Row) -> Any:
         # an absolute path, since the library reads "s3:a" as a bucket
@@ -140,9 +143,7 @@ class WandbLogger(Logger):
     "wdjax"), WANDB_ENTITY, WANDB_MODE=offline.
     """
 
-    def __init__(self):
-        super().__init__()
-        self.library = _import("wandb", "wandb")
+    needs = ("wandb", "wandb")
 
     def begin(self, run: "Run", row: Row) -> Any:
         file = run.workdir / "wandb_id"

@@ -1,7 +1,7 @@
 """Pictures of a run: learning curves, and results against opponents."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPLAINED = "explained variance of the value function [1 = perfect]"
+WIN_RATE = "win rate against each opponent"
 
 
 def import_drawing() -> None:
@@ -75,19 +76,30 @@ def draw_run(rows: Sequence[Row], title: str = "", most: int | None = None) -> "
         title: title of the figure.
         most: maximum number of panels; None: all.
     """
+    figure = draw_panels(rows, title, dict(list(quantities(rows).items())[:most]))
+    draw_evaluations(figure.axes[0], rows, policies_of(rows[0]))
+    return figure
+
+
+def draw_panels(rows: Sequence[Row], title: str, shown: Mapping[str, dict[str, str]]) -> "Figure":
+    """Return a figure with a panel for each quantity, in two columns.
+
+    Args:
+        rows: rows of metrics.jsonl.
+        title: title of the figure.
+        shown: label with unit -> {name in the legend: field of the rows}.
+    """
     from matplotlib.figure import Figure
 
-    shown = list(quantities(rows).items())[:most]
     columns = min(len(shown), 2)
     lines = -(-len(shown) // columns)
     figure = Figure(figsize=(5.0 * columns, 3.5 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, sharex=True, squeeze=False)
     figure.suptitle(title)
-    for panel, (label, curves) in zip(panels.flat, shown, strict=False):
+    for panel, (label, curves) in zip(panels.flat, shown.items(), strict=False):
         draw_curves(panel, rows, curves, label)
-        if label == EXPLAINED:
-            panel.set_ylim(-1.05, 1.05)
-    draw_evaluations(panels[0, 0], rows, policies_of(rows[0]))
+        if label.startswith((EXPLAINED, WIN_RATE)):
+            panel.set_ylim(-1.05 if label == EXPLAINED else -0.05, 1.05)
     for panel in panels.flat[len(shown) :]:
         panel.set_axis_off()
     for panel in panels.flat[max(len(shown) - columns, 0) : len(shown)]:
@@ -171,29 +183,19 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
     Returns:
         The path of the picture; None for a run without opponents.
     """
-    from matplotlib.figure import Figure
-
     run, rows = Path(run), rows_of(run)
-    opponents: dict[str, list[str]] = {}  # by policy
+    labels = {"win_rate": WIN_RATE, "return": "return [reward] against each opponent"}
+    shown: dict[str, dict[str, str]] = {}
     for field in rows[0] if rows else ():
         policy, kind, name = (*field.split("/", 2), "", "")[:3]
         if kind == "opponent_win_rate" and name and policy in policies_of(rows[0]):
-            opponents.setdefault(policy, []).append(name)
-    if not opponents:
+            for metric, label in labels.items():
+                curves = shown.setdefault(f"{label} in place of {policy}", {})
+                curves[name] = f"{policy}/opponent_{metric}/{name}"
+    if not shown:
         return None
-    figure = Figure(figsize=(10, 3.5 * len(opponents)), layout="constrained")
-    panels = figure.subplots(len(opponents), 2, sharex=True, squeeze=False)
-    figure.suptitle(title or run.name)
-    labels = {"win_rate": "win rate", "return": "return [reward]"}
-    for axes, (policy, names) in zip(panels, opponents.items(), strict=True):
-        for panel, (metric, label) in zip(axes, labels.items(), strict=True):
-            curves = {name: f"{policy}/opponent_{metric}/{name}" for name in names}
-            draw_curves(panel, rows, curves, f"{label} against each opponent in place of {policy}")
-        axes[0].set_ylim(-0.05, 1.05)
-    for axes in panels[-1]:
-        count_env_steps(axes)
     path = run / "opponents.png"
-    write_figure(figure, path, dpi=120)
+    write_figure(draw_panels(rows, title or run.name, shown), path, dpi=120)
     return path
 
 

@@ -6,8 +6,7 @@ import pytest
 
 import wdjax
 from wdjax.envs import CartPole
-from wdjax.train import PolicyConfig, TrainConfig
-from wdjax.train.config.env_params import complete_env_params
+from wdjax.train import PolicyConfig, TrainConfig, complete_env_params
 
 
 @dataclasses.dataclass(frozen=True)

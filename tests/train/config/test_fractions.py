@@ -12,12 +12,20 @@ from tiny_runs import small_config
 from wdjax.experiments.commands.diff import fields_of
 from wdjax.experiments.commands.train import of_preset, with_flags
 from wdjax.experiments.sweep.members import make_members
-from wdjax.train import Population, Trainer, load_config, make_learner
-from wdjax.train.config.facts import Fraction, in_env_steps
+from wdjax.train import (
+    Fraction,
+    Population,
+    Trainer,
+    change_config,
+    load_config,
+    make_learner,
+    plain_config,
+    read_config,
+)
+from wdjax.train.config.facts import in_env_steps
 from wdjax.train.host.progress import schedule_warnings
-from wdjax.train.load import PRESETS, change_config
-from wdjax.train.state.registry import read_config
-from wdjax.train.storage.folder import load_run_config, plain_config
+from wdjax.train.load import PRESETS
+from wdjax.train.storage.folder import load_run_config
 from wdjax.train.storage.sweep_folder import require_same
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -13,7 +13,7 @@ from wdjax.train.algorithms.fit import shuffle
 from wdjax.train.devices.blocks import step_keys
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.fast.cuda import Cuda
-from wdjax.train.networks.distributions import Categorical, Gaussian
+from wdjax.train.learning import Categorical, Gaussian
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.engine import Engine
 

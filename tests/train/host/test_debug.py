@@ -10,9 +10,8 @@ import pytest
 import toy_clock
 
 import wdjax
-from wdjax.train import BadNumbersError, Trainer, make_learner
+from wdjax.train import BadNumbersError, FailedCheckError, Trainer, make_learner
 from wdjax.train.host import debug
-from wdjax.train.host.failures import FailedCheckError
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -15,6 +15,7 @@ from probes import NETWORK, change_policy, tiny_config, tiny_policy
 from wdjax.train import (
     PPO,
     PolicyConfig,
+    PolicyState,
     Trainer,
     load_config,
     load_run,
@@ -23,9 +24,9 @@ from wdjax.train import (
 )
 from wdjax.train.learner.init import with_counts
 from wdjax.train.learner.saved import parse_checkpoint, split_checkpoint
-from wdjax.train.networks.encoders import ENCODERS, FlatEncoder
-from wdjax.train.state.normalization import Normalizer, RunningStatistics
-from wdjax.train.state.state import PolicyState
+from wdjax.train.learning import FlatEncoder, RunningStatistics
+from wdjax.train.networks.encoders import ENCODERS
+from wdjax.train.state.normalization import Normalizer
 from wdjax.train.storage.checkpoint import open_checkpoints, save
 from wdjax.train.storage.folder import prepare_folder
 

@@ -13,7 +13,8 @@ from probes import Pair, tiny_config, tiny_policy
 from wdjax import Box, Dict, Discrete, Env, MultiDiscrete, envs
 from wdjax.train import Player, PolicyConfig, evaluate, make_learner
 from wdjax.train.evaluation.players import Role, seat_policy
-from wdjax.train.state.agents import Assignment, Segment, assign_agents, gather_observation
+from wdjax.train.learning import Assignment
+from wdjax.train.state.agents import Segment, assign_agents, gather_observation
 from wdjax.train.state.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

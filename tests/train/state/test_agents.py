@@ -13,8 +13,9 @@ from probes import Pair, Signal
 import wdjax
 from wdjax import Discrete
 from wdjax.train import PolicyConfig
+from wdjax.train.learning import Assignment
 from wdjax.train.state import agents as policies
-from wdjax.train.state.agents import Assignment, Segment, gather, scatter
+from wdjax.train.state.agents import Segment, gather, scatter
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -9,19 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
-from wdjax.train.algorithms.returns import Experience
+from wdjax.train import Rows
 from wdjax.train.algorithms.transforms import RewardScale, scale_reward
+from wdjax.train.learning import Experience, RunningStatistics, new_statistics, update_statistics
 from wdjax.train.state.normalization import (
-    RunningStatistics,
     discounted_returns,
-    new_statistics,
     normalize_observation,
     normalize_reward,
     observation_statistics,
     update_observation_statistics,
-    update_statistics,
 )
-from wdjax.train.state.rows import Rows
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -22,25 +22,27 @@ from wdjax.train import (
 from wdjax.train.algorithms.fit import shuffle
 from wdjax.train.algorithms.transforms import choose_replicas
 from wdjax.train.devices.blocks import step_keys
-from wdjax.train.devices.collectives import (
-    AXIS,
+from wdjax.train.devices.collectives import AXIS, side_by_side
+from wdjax.train.fast.cpu import Cpu
+from wdjax.train.learner.validate import validate
+from wdjax.train.learning import (
     all_rows,
     any_of,
     average,
     block_numbers,
     largest,
+    masked_mean,
+    masked_variance,
+    new_statistics,
+    normalize,
     num_shards,
     own_rows,
-    side_by_side,
     smallest,
     total,
+    update_statistics,
 )
-from wdjax.train.devices.moments import masked_mean, masked_variance, normalize
-from wdjax.train.fast.cpu import Cpu
-from wdjax.train.learner.validate import validate
 from wdjax.train.state import sharding as devices_module
 from wdjax.train.state.metric import values_of
-from wdjax.train.state.normalization import new_statistics, update_statistics
 from wdjax.train.state.rollout_metrics import episode_metrics
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.sharding import (

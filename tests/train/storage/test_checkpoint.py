@@ -18,11 +18,11 @@ import pytest
 from tiny_runs import assert_same_run, numbers, small_config
 
 import wdjax
-from wdjax.train import Trainer, load_run, make_learner, read_metrics
+from wdjax.train import Trainer, load_run, make_learner, plain_config, read_metrics
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.storage import folder as folder_module
 from wdjax.train.storage.checkpoint import SIZES, DamagedCheckpointError, open_checkpoints, restore
-from wdjax.train.storage.folder import hold_folder, plain_config
+from wdjax.train.storage.folder import hold_folder
 from wdjax.train.storage.metrics_log import MetricsLog
 from wdjax.train.storage.orbax_workarounds import silence
 

@@ -22,11 +22,12 @@ from wdjax.train import (
     load_policy,
     load_run,
     make_learner,
+    plain_config,
     read_metrics,
 )
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, restore, save
-from wdjax.train.storage.folder import load_run_config, plain_config
+from wdjax.train.storage.folder import load_run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
 

@@ -13,11 +13,10 @@ from tiny_runs import small_config
 
 from wdjax.experiments import cli
 from wdjax.experiments.sweep import load_member
-from wdjax.train import Trainer, load_config, load_run, make_learner
+from wdjax.train import Trainer, change_config, load_config, load_run, make_learner, plain_config
 from wdjax.train.config.trust import code_named, require_trusted
-from wdjax.train.load import change_config
 from wdjax.train.storage.checkpoint import open_checkpoints, restore
-from wdjax.train.storage.folder import plain_config, prepare_folder
+from wdjax.train.storage.folder import prepare_folder
 
 ENCODER = "policies.agent.network.encoder"
 SPLIT = {
