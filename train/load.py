@@ -29,10 +29,14 @@ from wdjax.train.state.state import TrainState
 from wdjax.train.storage.checkpoint import HostData, open_checkpoints, save
 from wdjax.train.storage.folder import (
     CONFIG,
+    RUN,
+    hold_folder,
+    make_folder,
     trusted_values,
     without_version,
     write_config,
 )
+from wdjax.train.storage.metrics_log import METRICS
 from wdjax.yaml_reader import read_yaml
 
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
@@ -225,22 +229,28 @@ def save_run(
     """Save a state as a run that `load_run` and the commands read, for example after `Learner.run`.
 
     Args:
-        workdir: folder of the run; replaced if it exists.
+        workdir: folder of the run. A run in it is replaced.
         config: configuration of the learner.
         state: state of a single run.
         metrics: rows of metrics.jsonl.
         best_score: value of `best_metric`.
 
     Raises:
+        FileExistsError: if the folder contains a sweep or other files.
+        BlockingIOError: if a process is training in the folder.
         OSError: if the folder cannot be written.
     """
-    shutil.rmtree(workdir := Path(workdir), ignore_errors=True)
-    workdir.mkdir(parents=True)
+    workdir = Path(workdir)
+    if make_folder(workdir, RUN, resume=True):
+        with hold_folder(workdir):  # raises an error if it is in use
+            shutil.rmtree(workdir)
+    elif any(workdir.iterdir()):
+        raise FileExistsError(f"{workdir} contains other files. Use another workdir.")
     lines = "".join(json.dumps(row) + "\n" for row in metrics)
-    write_text(workdir / "metrics.jsonl", lines)
     host: HostData = {"metrics_size": len(lines.encode()), "best_score": best_score}
     with open_checkpoints(workdir / "checkpoints", 1) as checkpoints:
         save(checkpoints, int(state.num_updates), state, host)
+    write_text(workdir / METRICS, lines)
     write_config(workdir, config)
 
 

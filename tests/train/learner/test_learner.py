@@ -18,6 +18,7 @@ from wdjax.train import (
     with_hypers,
 )
 from wdjax.train.learner.learner import update
+from wdjax.train.storage.folder import hold_folder
 
 STEPS = 8 * 6  # env steps of an update
 GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
@@ -120,6 +121,18 @@ def test_a_saved_state_loads_as_a_run(learner, state, tmp_path):
     assert_equal(loaded, after)
     assert other.config.policies == learner.config.policies
     assert read_metrics(tmp_path / "run") == [row]
+
+
+def test_save_run_replaces_only_runs_that_do_not_train(learner, state, tmp_path):
+    save_run(tmp_path / "run", learner.config, state)
+    with hold_folder(tmp_path / "run"), pytest.raises(BlockingIOError, match="is training there"):
+        save_run(tmp_path / "run", learner.config, state)
+    with pytest.raises(FileExistsError, match="contains other files"):
+        save_run(tmp_path, learner.config, state)
+    (tmp_path / "sweep.yaml").touch()
+    with pytest.raises(FileExistsError, match="contains a sweep"):
+        save_run(tmp_path, learner.config, state)
+    assert int(load_run(tmp_path / "run")[1].num_updates) == int(state.num_updates)
 
 
 def test_update_does_not_donate_its_input(learner, state):
