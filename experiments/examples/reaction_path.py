@@ -33,8 +33,7 @@ def train(surface: str, seeds: int, env_steps: int | None) -> tuple[list[Any], i
     config = load_config("reaction_mueller_brown", **changes)
     learner = make_learner(config)
     states = jax.vmap(learner.init)(jax.vmap(jax.random.key)(jnp.arange(seeds)))
-    run = functools.partial(learner.run, num_updates=config.num_updates)
-    states, _ = jax.vmap(run)(states)
+    states, _ = jax.vmap(functools.partial(learner.run, num_updates=config.num_updates))(states)
     members = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
     return members, config.num_updates * config.env_steps_per_update
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import wdjax
-from wdjax.train import load_config
-from wdjax.train.config.env_params import complete_env_params
+from wdjax.train import complete_env_params, load_config
 from wdjax.train.storage.folder import load_run_config, write_config
 
 # (environment, invalid value, part of the message)

@@ -10,8 +10,7 @@ from shared_data import shared
 
 import wdjax
 from wdjax.envs.covid import load_calibration, load_policy, synthetic_calibration
-from wdjax.train import load_config
-from wdjax.train.config.env_params import complete_env_params
+from wdjax.train import complete_env_params, load_config
 
 
 def as_file(calibration, days_after=3):

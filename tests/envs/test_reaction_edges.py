@@ -9,8 +9,7 @@ import wdjax
 from wdjax.envs.reaction import drawing, exact
 from wdjax.envs.reaction.game import State
 from wdjax.playing import play, start_play, uniform_action
-from wdjax.train import load_config
-from wdjax.train.config.env_params import complete_env_params
+from wdjax.train import complete_env_params, load_config
 
 ENERGIES = np.random.default_rng(0).normal(size=(4, 5, 3))
 OWN = {

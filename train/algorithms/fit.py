@@ -320,6 +320,7 @@ def apply_gradient(
         grads: gradient, structured like the parameters.
         state: parameters and state of the optimizer.
     """
-    rate = hypers["learning_rate"]
-    params, opt_state = descend(policy.config, hypers, rate, grads, state.opt_state, state.params)
+    params, opt_state = descend(
+        policy.config, hypers, hypers["learning_rate"], grads, state.opt_state, state.params
+    )
     return state.replace(params=params, opt_state=opt_state)

@@ -243,5 +243,6 @@ def make_memory(
     in_features: int, config: NetworkConfig, kernel_init: nnx.Initializer, rngs: nnx.Rngs
 ) -> RecurrentMemory:
     """Return a new memory of `recurrent_size` units, see `RecurrentMemory`."""
-    memory = memory_class(config.memory)
-    return memory(in_features, config.recurrent_size, kernel_init=kernel_init, rngs=rngs)
+    return memory_class(config.memory)(
+        in_features, config.recurrent_size, kernel_init=kernel_init, rngs=rngs
+    )

@@ -9,8 +9,9 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.experiments.commands.matrix import matrix_tables
 from wdjax.train import Episodes, make_learner, statistics
+from wdjax.train.learning import Metric
 from wdjax.train.rollout.scan import rollout
-from wdjax.train.state.metric import Metric, values_of
+from wdjax.train.state.metric import values_of
 from wdjax.train.state.rollout_metrics import episode_metrics
 from wdjax.train.storage.metrics_log import summarize
 

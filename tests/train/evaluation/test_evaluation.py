@@ -24,7 +24,7 @@ from wdjax.train import (
 )
 from wdjax.train.evaluation.episodes import evaluation_metrics
 from wdjax.train.evaluation.evaluate import play_episodes
-from wdjax.train.state.normalization import RunningStatistics
+from wdjax.train.learning import RunningStatistics
 
 COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
 

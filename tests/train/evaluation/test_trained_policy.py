@@ -13,8 +13,14 @@ from tiny_runs import small_config
 
 import wdjax
 from wdjax.experiments import cli
-from wdjax.train import Trainer, load_policy, make_learner, record_episode, trained_policy
-from wdjax.train.evaluation.trained import export_policy
+from wdjax.train import (
+    Trainer,
+    export_policy,
+    load_policy,
+    make_learner,
+    record_episode,
+    trained_policy,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -12,8 +12,15 @@ from probes import NETWORK, Signal, tiny_config, tiny_policy
 from toy_walk import Walk
 
 from wdjax import envs
-from wdjax.train import NetworkConfig, PolicyConfig, evaluate, make_learner, record_episode
-from wdjax.train.evaluation.trajectory import compile_recording, save_episode
+from wdjax.train import (
+    NetworkConfig,
+    PolicyConfig,
+    evaluate,
+    make_learner,
+    record_episode,
+    save_episode,
+)
+from wdjax.train.evaluation.trajectory import compile_recording
 from wdjax.train.learner.init import abstract_state
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

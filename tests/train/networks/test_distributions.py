@@ -11,7 +11,7 @@ import scipy.special
 import scipy.stats
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
-from wdjax.train.networks.distributions import Categorical, Gaussian, make_distribution
+from wdjax.train.learning import Categorical, Gaussian, make_distribution
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -13,7 +13,7 @@ from probes import NETWORK, tiny_config, tiny_policy
 import wdjax
 from wdjax import Box, Dict, Discrete
 from wdjax.envs.tag.continuous import split_observation
-from wdjax.train import NetworkConfig, PolicyConfig, make_learner
+from wdjax.train import NetworkConfig, PolicyConfig, make_learner, register_encoder
 from wdjax.train.networks import encoders
 from wdjax.train.networks.checks import check_encoder, check_options
 from wdjax.train.networks.encoders import (
@@ -24,7 +24,6 @@ from wdjax.train.networks.encoders import (
     Fourier,
     SetParts,
     encoder_class,
-    register_encoder,
 )
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

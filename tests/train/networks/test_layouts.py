@@ -11,9 +11,8 @@ from flax import nnx
 from probes import NETWORK, Signal, tiny_config, tiny_policy
 
 import wdjax
-from wdjax.train import Player, cross_play, make_learner
+from wdjax.train import Player, cross_play, make_learner, register_encoder
 from wdjax.train.networks.checks import with_layout
-from wdjax.train.networks.encoders import register_encoder
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "registry")
 

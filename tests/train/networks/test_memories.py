@@ -15,6 +15,7 @@ from wdjax.train import (
     NetworkConfig,
     Trainer,
     evaluate,
+    export_policy,
     load_config,
     load_policy,
     load_run,
@@ -22,15 +23,10 @@ from wdjax.train import (
     register_memory,
 )
 from wdjax.train.config.trust import UntrustedModuleError, require_trusted
-from wdjax.train.evaluation.trained import export_policy
+from wdjax.train.learning import RecurrentMemory
 from wdjax.train.networks import memories
 from wdjax.train.networks.checks import check_memory
-from wdjax.train.networks.memories import (
-    MEMORIES,
-    RecurrentMemory,
-    make_memory,
-    memory_class,
-)
+from wdjax.train.networks.memories import MEMORIES, make_memory, memory_class
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -8,9 +8,8 @@ from flax import nnx
 
 from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.train import NetworkConfig
-from wdjax.train.networks.actor_critic import ActorCritic, empty_carry, split_mask
-from wdjax.train.networks.distributions import Categorical, Gaussian
-from wdjax.train.networks.encoders import encode, encoded_size
+from wdjax.train.learning import ActorCritic, Categorical, Gaussian, encode, encoded_size
+from wdjax.train.networks.actor_critic import empty_carry, split_mask
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

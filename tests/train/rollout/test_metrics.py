@@ -13,13 +13,12 @@ from box_probes import tiny_ddpg
 from probes import tiny_config, tiny_policy
 from reference_on_policy import deviation_along
 
-from wdjax.train import make_learner
+from wdjax.train import Rows, make_learner
 from wdjax.train.host.loop import Chunk, Part, row_of_run
 from wdjax.train.learner.learner import update_share
-from wdjax.train.networks.distributions import Categorical
+from wdjax.train.learning import Categorical, Metric
 from wdjax.train.state import rollout_metrics as metrics
-from wdjax.train.state.metric import Metric, values_of
-from wdjax.train.state.rows import Rows
+from wdjax.train.state.metric import values_of
 from wdjax.train.storage.metrics_log import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from probes import Leaver, LeaverState, tiny_config, tiny_policy
 
-from wdjax.train import PolicyConfig, make_learner
+from wdjax.train import PolicyConfig, PolicyState, make_learner
 from wdjax.train.host.plots import save_opponents
+from wdjax.train.learning import Policy, Rollout
 from wdjax.train.rollout.opponents import (
     OVERRIDES,
     VALID,
@@ -25,16 +26,7 @@ from wdjax.train.rollout.opponents import (
 from wdjax.train.rollout.pool import Standings, add_episodes, new_standings, pool_of, whole_episodes
 from wdjax.train.state.actors import run_script
 from wdjax.train.state.agents import assign_agents
-from wdjax.train.state.policy import Policy
-from wdjax.train.state.rows import Rollout
-from wdjax.train.state.state import (
-    PRESENT,
-    REPLACED,
-    BlockState,
-    PolicyState,
-    PoolState,
-    current_hypers,
-)
+from wdjax.train.state.state import PRESENT, REPLACED, BlockState, PoolState, current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

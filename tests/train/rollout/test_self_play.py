@@ -11,8 +11,8 @@ from box_probes import tiny_ddpg
 from probes import NETWORK, tiny_config, tiny_policy
 
 from wdjax import Box
-from wdjax.train import PolicyConfig, make_learner, with_hypers
-from wdjax.train.learning import Steps, new_replay
+from wdjax.train import Memory, PolicyConfig, PolicyState, make_learner, with_hypers
+from wdjax.train.learning import Steps, new_replay, new_statistics, update_statistics
 from wdjax.train.rollout.opponents import (
     acting_networks,
     acting_state,
@@ -22,14 +22,8 @@ from wdjax.train.rollout.opponents import (
     take_snapshot,
 )
 from wdjax.train.rollout.scan import rollout
-from wdjax.train.state.normalization import (
-    Normalizer,
-    discounted_returns,
-    new_statistics,
-    observation_statistics,
-    update_statistics,
-)
-from wdjax.train.state.state import PRESENT, REPLACED, BlockState, Memory, PolicyState, PoolState
+from wdjax.train.state.normalization import Normalizer, discounted_returns, observation_statistics
+from wdjax.train.state.state import PRESENT, REPLACED, BlockState, PoolState
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

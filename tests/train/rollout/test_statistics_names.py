@@ -15,7 +15,8 @@ from wdjax import envs
 from wdjax.metric_names import LENGTHS, STANDARD_ERROR, statistic_names
 from wdjax.train import PolicyConfig, TrainConfig, Trainer, read_metrics
 from wdjax.train.learner.learner import join_metrics
-from wdjax.train.state.metric import Metric, beside
+from wdjax.train.learning import Metric
+from wdjax.train.state.metric import beside
 from wdjax.vector import RESERVED_INFO
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
