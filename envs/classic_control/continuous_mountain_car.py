@@ -41,7 +41,7 @@ class ContinuousMountainCar(MountainCar):
     It observes (position, velocity).
     """
 
-    default_params: ClassVar[Params] = Params()  # type: ignore[assignment]  # not those of the base
+    default_params: ClassVar[Params] = Params()  # type: ignore[assignment]  # of another class than in the base
     reward_threshold: ClassVar[float | None] = 90.0
 
     def check_params(self, params: Params) -> None:

@@ -268,8 +268,8 @@ def gradient_steps(
 ) -> tuple[PolicyState, Terms]:
     """Take `updates_per_rollout` gradient steps, each on `batch_size` transitions of the replay.
 
-    The key is equal on all devices. Metrics are means over the steps, those of the actor over its
-    own steps.
+    The key is equal on all devices. Metrics are means over the steps; metrics of the actor are
+    means over its own steps.
     """
     options = policy.config.options
     num_blocks, steps = replay.size.shape[0], options.updates_per_rollout

@@ -185,7 +185,7 @@ def full_step(
 ) -> tuple[PolicyState, Terms]:
     """Take one optimizer step on all transitions, whose order does not matter.
 
-    Arguments and results are those of `fit`, with a flat batch.
+    It has the arguments and results of `fit`, with a flat batch.
     """
     if normalize_advantage:
         batch = batch.replace(advantage=normalize(batch.advantage, batch.valid))

@@ -94,7 +94,7 @@ class OnPolicy(Algorithm):
 
     Attributes:
         keeps_log_prob: whether `act` stores log pi(a) of the policy that acted, which A2C does not
-            need. The other attributes are those of `Algorithm`.
+            need. `Algorithm` documents the other attributes.
     """
 
     Options = OnPolicyOptions
@@ -351,7 +351,7 @@ def update_normalizers(
 def require_sequences(policy: Policy, state: PolicyState) -> None:
     """Raise TypeError unless a recurrent network accepts and returns the carry of `init_carry`.
 
-    Only shapes are computed: of a step, and of `unroll` with two steps.
+    Only the shapes of one step, and of `unroll` with two steps, are computed.
 
     Args:
         policy: static part of the policy.

@@ -22,7 +22,7 @@ from wdjax.train.devices.blocks import draw_blocks
 class Distribution(Protocol):
     """A distribution of actions: pure functions of the outputs of a network.
 
-    `outputs` are [..., num_outputs + num_free]: those of the network, then free parameters of the
+    `outputs` are [..., num_outputs + num_free]: outputs of the network, then free parameters of the
     policy that do not depend on the observation. An implementation is a frozen dataclass, because
     it is part of the static structure of a policy. See "Another distribution" in
     docs/how_to/own_algorithm.md.
