@@ -4,15 +4,13 @@
     python -m wdjax.experiments.benchmarks.card --only sweep tag_  # checks with one of these words
 
 Environments are stepped. Learners make one update and must agree with the CPU, for every preset and
-for the options in LEARNERS, which no preset has. Runs are saved, resumed, evaluated, used as
-initial policies, swept and evolved. Fused kernels use different code paths on a GPU than on a CPU,
-where tests interpret them or skip them. Most of the time is compilation, which several processes
-share.
+for the options in LEARNERS, which no preset has. Runs are saved, resumed, evaluated, swept and
+evolved. Fused kernels use different code paths on a GPU than on a CPU, where tests interpret them
+or skip them. Most of the time is compilation, which several processes share.
 """
 
 import dataclasses
 import functools
-import importlib.util
 import multiprocessing
 import os
 import tempfile
@@ -29,7 +27,7 @@ import numpy as np
 
 from wdjax.envs import list_envs, make
 from wdjax.experiments.benchmarks.timing import Parser, machine
-from wdjax.experiments.sweep import evolve, search, sweep
+from wdjax.experiments.sweep import evolve, sweep
 from wdjax.playing import uniform_action
 from wdjax.rendering import render
 from wdjax.train import (
@@ -70,6 +68,8 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "memory": ("tag_small", {"network.recurrent_size": 16, "minibatches": 1}),
     "memory, separate trunks": ("cartpole_ppo",
         {"network.recurrent_size": 16, "network.shared_trunk": False}),
+    "lstm": ("tag_small", {
+        "network.recurrent_size": 16, "network.memory": "lstm", "minibatches": 1}),
     "deep sets": ("tag_small", {"network.encoder": "deep_sets"}),
     "attention": ("tag_small", {"network.encoder": "attention"}),
     "encoder and memory": ("tag_small", {
@@ -307,28 +307,11 @@ def play_runs(folder: Path) -> str:
     return f"{float(np.mean(alone.episode_return['tagger'])):.2f} alone, {len(cells)} cells"
 
 
-def begin_from(folder: Path) -> str:
-    """Start two equal runs with another run's frozen taggers and trainable runners."""
-    source = train(folder, "source", 2)
-    changes: dict[str, Any] = {
-        "policies.tagger.checkpoint": str(source),
-        "policies.tagger.trainable": False,
-        "policies.runner.checkpoint": f"{source}@2",
-    }
-    one, other = (load_run(train(folder, f"run {i}", 2, **changes))[1] for i in range(2))
-    require_equal(one, other)
-    require_equal(one.policies["tagger"].params, load_run(source)[1].policies["tagger"].params)
-    return "two runs are bitwise identical"
-
-
 RATE, RANGE = "policies.agent.learning_rate", "log:1e-4:1e-2"
 POPULATIONS: dict[str, Callable[[TrainConfig, Path], list]] = {
     "sweep": lambda config, folder: sweep(config, {RATE: [1e-3, 1e-2]}, seeds=2, workdir=folder),
     "evolve": lambda config, folder: evolve(config, {RATE: RANGE}, 4, workdir=folder),
-    "search": lambda config, folder: search(config, {RATE: RANGE}, 4, batch=2, workdir=folder),
 }
-if importlib.util.find_spec("optuna") is None:
-    del POPULATIONS["search"]
 
 
 def train_population(kind: str, folder: Path) -> str:
@@ -342,7 +325,6 @@ RUNS: dict[str, Check] = {
     "run cartpole_ppo": functools.partial(resume, "cartpole_ppo"),
     "run pendulum_ddpg": functools.partial(resume, "pendulum_ddpg"),
     "run that plays": play_runs,
-    "run begun from another": begin_from,
     **{f"runs by {kind}": functools.partial(train_population, kind) for kind in POPULATIONS},
 }
 

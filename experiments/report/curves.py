@@ -1,6 +1,7 @@
 """Learning curves of a report; the seeds of a configuration become one line with a band."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
     Args:
         groups: configuration -> the rows of each of its runs, at least one per run.
     """
+    several = len(groups) > 1
     found: dict[str, dict[str, str]] = {}
     for rows in (rows for runs in groups.values() for rows in runs):
         for label, curves in [*quantities(rows).items(), (SPEED, {"": "env_steps_per_second"})]:
@@ -83,21 +85,18 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
     }
     drawn = []
     for label, curves in found.items():
-        lines = {(group, name, field) for group in groups for name, field in curves.items()}
-        panels = [sorted(lines)] if len(groups) == 1 else [
-            sorted(line for line in lines if line[2] == field) for field in curves.values()
-        ]  # fmt: skip
-        for panel in filter(None, panels):  # panels without a line
+        panels = [{name: field} for name, field in curves.items()] if several else [curves]
+        for panel in panels:
             chosen = []
-            for group, name, field in panel:
-                chosen.append(
-                    (group if len(groups) > 1 else name, pooled(groups[group], field), "-")
-                )
+            for group, (name, field) in itertools.product(sorted(groups), sorted(panel.items())):
+                line = group if several else name
+                chosen.append((line, pooled(groups[group], field), "-"))
                 if field in evaluated:
-                    words = f"{chosen[-1][0]}, evaluated".removeprefix(", ")
+                    words = f"{line}, evaluated".removeprefix(", ")
                     chosen.append((words, pooled(groups[group], f"eval/{field}"), "o--"))
-            unnamed = len(curves) > 1 or panel[0][1] not in label  # a policy may have a short name
-            who = f", {panel[0][1]}" if len(groups) > 1 and unnamed else ""
+            name = next(iter(panel), "")
+            unnamed = len(curves) > 1 or name not in label  # a policy may have a short name
+            who = f", {name}" if several and unnamed else ""
             drawn.append(
                 _draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen)
             )
