@@ -3,14 +3,22 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wdjax.drawing.figures import COLORS as OF_POLICIES
-from wdjax.drawing.figures import as_label, as_svg, count_env_steps, name_panel, tail
+from wdjax.drawing.figures import (
+    as_label,
+    as_svg,
+    count_env_steps,
+    name_panel,
+    tail,
+    write_figure,
+)
 from wdjax.drawing.scene import COLORS
-from wdjax.experiments.over_seeds import interval_of_mean
+from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
 from wdjax.metric_names import policies_of
 from wdjax.train.host.plots import quantities
 
@@ -148,3 +156,25 @@ def draw_curve(axes: "Axes", name: str, curve: Curve, color: str, style: str) ->
     ends = curve.low[known], curve.high[known]
     axes.fill_between(curve.steps[known], *ends, color=color, alpha=0.2, linewidth=0)
     return not np.isnan(curve.low).all()
+
+
+def write_curves(
+    file: Path, title: str, panels: Mapping[str, Sequence[tuple[str, Curve | None]]]
+) -> None:
+    """Draw a panel for each metric as PNG, with a line and a band for each (label, curve)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 4 * len(panels)), layout="constrained")
+    figure.suptitle(title)
+    all_axes = np.ravel(figure.subplots(len(panels), 1))
+    for axes, (metric, curves) in zip(all_axes, panels.items(), strict=True):
+        bands = [
+            draw_curve(axes, label, curve, f"C{number}", "-")
+            for number, (label, curve) in enumerate(curves)
+            if curve is not None
+        ]
+        axes.set_ylabel(f"{metric}, IQM and {LEVEL:.0%} interval" if any(bands) else metric)
+        count_env_steps(axes)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    write_figure(figure, file, dpi=120)

@@ -12,8 +12,8 @@ import numpy as np
 from rich.table import Table
 
 from wdjax.drawing.figures import count_env_steps, write_figure
-from wdjax.experiments.over_seeds import LEVEL, interval_of_mean, probability_of_improvement
-from wdjax.experiments.report.curves import Curve, draw_curve, pooled
+from wdjax.experiments.over_seeds import interval_of_mean, probability_of_improvement
+from wdjax.experiments.report.curves import pooled, write_curves
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.files import write_text
 from wdjax.train import read_metrics
@@ -129,37 +129,27 @@ def draw_curves(
     Returns:
         The path, or None if there is nothing to draw.
     """
-    from matplotlib.figure import Figure
-
     of_member, runs = collections.defaultdict(list), collections.defaultdict(list)
     for row in rows:
         of_member[row["member"]].append(row)
     for own in members:
         runs[own.point].append(of_member[own.number])
-    panels: list[dict[int, Curve]] = []
-    for metric in metrics:
-        pools = {point: pooled(own, metric) for point, own in runs.items()}
-        panels.append({point: curve for point, curve in pools.items() if curve is not None})
-    ends = {point: curve.middle[-1] for point, curve in panels[0].items()}
+    curves = {
+        metric: {point: pooled(own, metric) for point, own in runs.items()} for metric in metrics
+    }
+    first = curves[metrics[0]].items()
+    ends = {point: curve.middle[-1] for point, curve in first if curve is not None}
     best = sorted(ends, key=lambda point: ends[point], reverse=True)[:MOST_CURVES]
     if not best:
         return None
     names = varied_fields(members)
     words = {own.point: point_words(own.values, names) for own in members}
-    figure = Figure(figsize=(8, 1 + 4 * len(panels)), layout="constrained")
     few = f" (best {len(best)} of {len(ends)})" if len(best) < len(ends) else ""
-    figure.suptitle(f"{title}{few}")
-    all_axes = np.ravel(figure.subplots(len(panels), 1))
-    for axes, metric, curves in zip(all_axes, metrics, panels, strict=True):
-        for number, point in enumerate(sorted(best)):
-            if point in curves:
-                draw_curve(axes, words[point], curves[point], f"C{number}", "-")
-        several = any(curve.seeds > 1 for curve in curves.values())
-        axes.set_ylabel(f"{metric}, IQM and {LEVEL:.0%} interval" if several else metric)
-        count_env_steps(axes)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    write_figure(figure, path, dpi=120)
+    panels = {
+        metric: [(words[point], curves[metric][point]) for point in sorted(best)]
+        for metric in metrics
+    }
+    write_curves(path, f"{title}{few}", panels)
     return path
 
 

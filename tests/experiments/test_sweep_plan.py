@@ -354,16 +354,13 @@ def test_the_table_holds_the_last_chunk_and_the_last_known_score(config, tmp_pat
     assert point_words(members[1].values, varied_fields(members)) == "learning_rate 0.003"
 
 
-@pytest.mark.slow  # matplotlib
 def test_the_curves_with_the_highest_ends_are_drawn(config, tmp_path, monkeypatch):
     """One seed of each point has a number; the other has none."""
     drawn = []
-
-    def draw(axes, words, curve, *_):
-        drawn.append((words, curve.middle.tolist()))
-        axes.plot(curve.steps, curve.middle, label=words)
-
-    monkeypatch.setattr("wdjax.experiments.sweep.table.draw_curve", draw)
+    monkeypatch.setattr(
+        "wdjax.experiments.sweep.table.write_curves",
+        lambda path, title, panels: drawn.append((title, panels["x"])),
+    )
     rates = [round(1e-3 * (i + 1), 3) for i in range(12)]
     members = make_members(config, make_points({RATE: rates}), [0, 1])
     rows = [
@@ -371,7 +368,11 @@ def test_the_curves_with_the_highest_ends_are_drawn(config, tmp_path, monkeypatc
         for own in members
     ]
     assert draw_curves(tmp_path / "c.png", members, rows, ["x"], "many") is not None
-    assert drawn == [(f"learning_rate {rates[i]:.4g}", [float(i)]) for i in range(2, 12)]
+    [(title, curves)] = drawn
+    assert title == "many (best 10 of 12)"
+    assert [(words, curve.middle.tolist()) for words, curve in curves] == [
+        (f"learning_rate {rates[i]:.4g}", [float(i)]) for i in range(2, 12)
+    ]
     assert draw_curves(tmp_path / "d.png", members, rows, ["y"], "none") is None
 
 
