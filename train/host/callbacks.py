@@ -123,12 +123,11 @@ def close_callbacks(callbacks: Sequence[Callback]) -> None:
 
 def goals_reached(stop_at: Mapping[str, float], *rows: Row) -> bool:
     """Return whether all metrics of `stop_at` reach their thresholds in one of the rows."""
-
-    def reached(row: Row) -> bool:
-        values = [(row.get(name), threshold) for name, threshold in stop_at.items()]
-        return all(value is not None and value >= threshold for value, threshold in values)
-
-    return bool(stop_at) and any(map(reached, rows))
+    reached = lambda value, threshold: value is not None and value >= threshold  # noqa: E731
+    return bool(stop_at) and any(
+        all(reached(row.get(name), threshold) for name, threshold in stop_at.items())
+        for row in rows
+    )
 
 
 def require_goals(stop_at: Mapping[str, float], metrics: Sequence[str]) -> None:

@@ -105,8 +105,8 @@ def early_end(config: TrainConfig, done: int, by_signal: bool, ended_by: str) ->
 
 def words_of_run(config: TrainConfig, row: Row) -> str:
     """Return the text of the bar after a chunk: env steps, env steps/s and mean returns."""
-    returns = {name: row[f"{name}/episode_return"] for name in config.policies}
-    words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in returns.items()]
+    means = {name: row[f"{name}/episode_return"] for name in config.policies}
+    words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in means.items()]
     return (
         f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s), "
         f"return {', '.join(words)}"
