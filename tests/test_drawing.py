@@ -35,7 +35,7 @@ from wdjax.drawing import (
     so_far,
     starts,
 )
-from wdjax.drawing.player import Player, quantise, to_html
+from wdjax.drawing.player import Player, quantise
 from wdjax.drawing.svg import to_svg
 
 BLUE, RED, WHITE = (0x24, 0x5E, 0xB6), (0xB3, 0x26, 0x1E), (255, 255, 255)
@@ -321,21 +321,21 @@ def test_numpy_scalars_are_serialized():
 
 def test_observations_that_are_too_large_are_omitted():
     page, _ = page_of(
-        to_html(
+        Player(
             dataclasses.replace(
                 ground([], 2),
                 obs={"much": np.zeros((2, 3, 200_000)), "little": np.zeros((2, 3, 4))},
             )
-        )
+        ).to_html()
     )
     assert list(page["obs"]) == ["little"]
 
 
 def test_outlines_of_extreme_scale_keep_their_shape():
     for scale in (1e-6, 1e6):
-        outline = page_of(to_html(ground([Shapes([5.0], [5.0], scale * SQUARE)])))[0]["marks"][0][
-            "outline"
-        ]
+        outline = page_of(Player(ground([Shapes([5.0], [5.0], scale * SQUARE)])).to_html())[0][
+            "marks"
+        ][0]["outline"]
         np.testing.assert_allclose(outline, scale * SQUARE)
 
 
@@ -351,14 +351,14 @@ def test_episode_without_steps_and_group_without_agents():
 
 def test_html_of_105_agents_and_500_steps_is_below_one_megabyte():
     drawn = episode(500, 105, 40)
-    assert len(to_html(drawn)) < 1_000_000
-    assert page_of(to_html(drawn))[0]["obs"]["walker"]["stride"] == 4
+    assert len(Player(drawn).to_html()) < 1_000_000
+    assert page_of(Player(drawn).to_html())[0]["obs"]["walker"]["stride"] == 4
 
 
 def test_equal_arrays_are_stored_once():
     y = np.random.default_rng(0).uniform(0, 10, (9, 3))
     page, data = page_of(
-        to_html(ground([Shapes(np.zeros((9, 3)), y), Shapes(np.ones((9, 3)), y)], 9))
+        Player(ground([Shapes(np.zeros((9, 3)), y), Shapes(np.ones((9, 3)), y)], 9)).to_html()
     )
     assert page["marks"][0]["y"] == page["marks"][1]["y"]
     assert len(data) < 4 * y.size * 2
@@ -525,7 +525,7 @@ in_a_browser = pytest.mark.skipif(
 @pytest.mark.parametrize(("dark", "width"), [(False, 1200), (True, 400)])
 def test_player_works_in_a_browser(tmp_path, dark, width):
     drawn = dataclasses.replace(episode(40), captions=[f"frame {t} <&>" for t in range(41)])
-    (tmp_path / "a.html").write_text(to_html(drawn, fps=60), encoding="utf8")
+    (tmp_path / "a.html").write_text(Player(drawn, fps=60).to_html(), encoding="utf8")
     with browser(tmp_path / "profile", dark=dark, size=(width, 800)) as page:
         page.show(tmp_path / "a.html")
         page.wait_for("return state.ready")
@@ -571,7 +571,7 @@ def test_player_draws_1000_agents_at_60_frames_per_second(tmp_path):
 
     The fastest of 60 frames counts, since other processes share the machine.
     """
-    (tmp_path / "a.html").write_text(to_html(episode(100, 1000), fps=60), encoding="utf8")
+    (tmp_path / "a.html").write_text(Player(episode(100, 1000), fps=60).to_html(), encoding="utf8")
     with browser(tmp_path / "profile") as page:
         page.show(tmp_path / "a.html")
         page.wait_for("return state.ready")

@@ -185,11 +185,10 @@ def from_jaxmarl(
     The adapter calls `reset` and `step_env`, never the auto-resetting `step`.
 
     Groups: agents form a group if their spaces are equal and their names differ only in a final
-    number. For example, adversary_0 to adversary_2 form the group "adversary". An agent_0 is in
-    another group even if its spaces are equal (one policy can control both: `agents: [adversary,
-    agent]`). Agents with the same name but different spaces are split, and each part is named after
-    its first agent ("agent_0", "agent_3"). Agents with numbers as names form the group "agent".
-    Groups and their agents keep the order of JaxMARL.
+    number: adversary_0 to adversary_2 form the group "adversary", and agent_0 another one (one
+    policy can control both: `agents: [adversary, agent]`). Agents with the same name but different
+    spaces are split, and each part is named after its first agent ("agent_0", "agent_3"). Agents
+    with numbers as names form the group "agent". Groups and agents keep the order of JaxMARL.
 
     Episode ends: JaxMARL has a single `done`, which includes time limits. It becomes `terminated`,
     and `__all__` terminates every agent. A time limit is then a termination, and returns do not
@@ -203,7 +202,7 @@ def from_jaxmarl(
     first one that its mask allows (in SMAX: stop), or by 0 without a mask.
 
     Masks: observations are `{"obs": ..., "action_mask": ...}` if the environment reports available
-    actions (`get_avail_actions`, or `get_legal_moves` in Hanabi), one flag per action.
+    actions (`get_avail_actions`, in Hanabi `get_legal_moves`), one flag per action.
 
     Args:
         env: a JaxMARL environment, or one with `agents`, `reset`, `step_env`, `observation_space`
@@ -213,9 +212,8 @@ def from_jaxmarl(
 
     Returns:
         (env, params). Supported spaces are Box, Discrete, MultiDiscrete and Dict. A Box has the
-        shape that `reset` returns (several environments declare another), and its dtype if a cast
-        to the declared dtype would lose information. Observations that belong to no agent
-        (`world_state`) are dropped. `info` keeps numeric scalars.
+        shape that `reset` returns, and its dtype if a cast to the declared dtype would lose
+        information. Observations of no agent (`world_state`) are dropped. `info` keeps scalars.
 
     Raises:
         TypeError: if `env` is not a JaxMARL environment, cannot be hashed, or has an unsupported

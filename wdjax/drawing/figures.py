@@ -68,10 +68,9 @@ def as_svg(figure: "Figure") -> str:
     colors = {light.lower(): f"var(--{name}, {light})" for name, (light, _) in PALETTE.items()}
     colors |= {"#000000": "currentColor", "#ffffff": "var(--paper, transparent)"}
 
-    def in_tag(tag: re.Match) -> str:
-        return re.sub("#[0-9a-f]{6}", lambda color: colors.get(color[0], color[0]), tag[0])
-
-    return re.sub("<[^>]*>", in_tag, svg)  # names such as "#000000" are between tags
+    pattern = "|".join(colors)
+    # names such as "#000000" are between tags
+    return re.sub(f"({pattern})(?=[^<>]*>)", lambda color: colors[color[0]], svg)
 
 
 def name_panel(axes: "Axes", label: str) -> None:

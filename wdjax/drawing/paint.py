@@ -47,8 +47,7 @@ class Canvas(Protocol):
     ) -> None:
         """Draw one or more lines of text, vertically centered at y.
 
-        `align` is the horizontal alignment at x: "left", "center" or "right". `upwards` rotates the
-        text by 90 degrees, so that it reads from bottom to top.
+        `align` is "left", "center" or "right" of x. With `upwards`, it reads from bottom to top.
         """
 
     def image(self, rect: Rect, opacity: np.ndarray, color: str) -> None:

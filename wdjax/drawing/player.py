@@ -53,7 +53,40 @@ class Player:
 
     def to_html(self) -> str:
         """Return the player as an HTML page."""
-        return to_html(self.scene, self.fps)
+        packer, scene = Packer(), self.scene
+        observations = {
+            group: obs
+            for group, obs in scene.obs.items()
+            if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)
+        }
+        stride = max(1, -(-sum(map(np.size, observations.values())) // OBS_BYTES))
+        page = {
+            "frames": scene.num_frames,
+            "fps": float(self.fps),
+            "captions": scene.captions,
+            "starts": starts(scene.time).tolist(),
+            "extent": scene.extent,
+            "axes": scene.axes,
+            "equal": scene.equal,
+            "labels": [scene.xlabel, scene.ylabel],
+            "trail": scene.trail_length,
+            "colors": COLORS,
+            "limits": {
+                "crowd": CROWD,
+                "segments": SEGMENTS,
+                "opacity": TRAIL_OPACITY,
+                "width": TRAIL_WIDTH,
+                "written": WRITTEN,
+            },
+            "marks": [_pack_mark(packer, mark) for mark in scene.marks],
+            "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
+            "obs": {group: _pack_obs(packer, obs, stride) for group, obs in observations.items()},
+        }
+        header = json.dumps(page, allow_nan=False).encode()
+        content = len(header).to_bytes(4, "little") + header + b"".join(packer.parts)
+        data = base64.b64encode(zlib.compress(content, 9)).decode()
+        template = importlib.resources.files("wdjax.drawing").joinpath("player.html")
+        return template.read_text(encoding="utf8").replace("EPISODE_DATA", data)
 
     def _repr_html_(self) -> str:
         return IFRAME.format(html.escape(self.to_html()), 640)
@@ -108,44 +141,6 @@ def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
     change = np.diff(quantized, axis=0, prepend=0).astype(f"<u{bits // 8}")
     packed = change.reshape(-1, 1).view(np.uint8).T.tobytes()  # low bytes, then high bytes
     return {"shape": list(array.shape), "bits": bits, "low": low, "step": step}, packed
-
-
-def to_html(scene: Scene, fps: float = 12.0) -> str:
-    """Return an HTML page that plays a scene at `fps` frames per second."""
-    packer = Packer()
-    observations = {
-        group: obs
-        for group, obs in scene.obs.items()
-        if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)
-    }
-    stride = max(1, -(-sum(map(np.size, observations.values())) // OBS_BYTES))
-    page = {
-        "frames": scene.num_frames,
-        "fps": float(fps),
-        "captions": scene.captions,
-        "starts": starts(scene.time).tolist(),
-        "extent": scene.extent,
-        "axes": scene.axes,
-        "equal": scene.equal,
-        "labels": [scene.xlabel, scene.ylabel],
-        "trail": scene.trail_length,
-        "colors": COLORS,
-        "limits": {
-            "crowd": CROWD,
-            "segments": SEGMENTS,
-            "opacity": TRAIL_OPACITY,
-            "width": TRAIL_WIDTH,
-            "written": WRITTEN,
-        },
-        "marks": [_pack_mark(packer, mark) for mark in scene.marks],
-        "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
-        "obs": {group: _pack_obs(packer, obs, stride) for group, obs in observations.items()},
-    }
-    header = json.dumps(page, allow_nan=False).encode()
-    content = len(header).to_bytes(4, "little") + header + b"".join(packer.parts)
-    data = base64.b64encode(zlib.compress(content, 9)).decode()
-    template = importlib.resources.files("wdjax.drawing").joinpath("player.html")
-    return template.read_text(encoding="utf8").replace("EPISODE_DATA", data)
 
 
 def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
