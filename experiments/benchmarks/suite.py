@@ -41,7 +41,7 @@ def bench(arguments: Sequence[str]) -> None:
     """Measure rows, print each when it is ready and a table of each tier at the end.
 
     Args:
-        arguments: of the command line, see `wdjax bench --help`.
+        arguments: command line, see `wdjax bench --help`.
 
     Raises:
         ValueError: if a tier is unknown, or a row is not in the tier.

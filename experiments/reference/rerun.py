@@ -77,8 +77,8 @@ def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> None:
     """Measure the named rows, or all; write README.md and plots/ROW.png of all stored rows.
 
     Args:
-        arguments: of the command line.
-        folder: stored results.
+        arguments: command line.
+        folder: contains the stored results.
     """
     parser = Parser(__doc__, ROWS, timed=False, prog="python -m wdjax.experiments.reference")
     update, redraw = "store results that meet their targets", "only rewrite pictures and README.md"
@@ -115,10 +115,10 @@ def rerun(name: str, folder: Path, update: bool) -> list[str]:
 
 
 def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
-    """Train the seeds 0, 1, 2, ... of a row together in one program and measure them.
+    """Train all seeds of a row, from 0 on, in one program and measure them.
 
     Returns:
-        (the result to store, the state of the first seed).
+        The result to store, and the trained state of seed 0.
     """
     learner = make_learner(load_config(row.preset, devices=1))
     num_updates = learner.config.num_updates
