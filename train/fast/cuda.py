@@ -180,7 +180,7 @@ def draw_by_kernel(
     notes: Fields = {"value": value.reshape(rows)}
     if log_prob is not None:
         notes["log_prob"] = log_prob.reshape(rows)
-    return action.reshape(rows if shape.scalar else (*rows, -1)), notes
+    return action.reshape(rows if discrete.scalar else (*rows, -1)), notes
 
 
 def kernel_gradient(

@@ -58,7 +58,6 @@ class Shape:
     num_inputs: int
     hidden: tuple[int, ...]  # widths of the hidden layers, as configured
     sizes: tuple[int, ...]  # number of choices of each categorical component of an action
-    scalar: bool  # whether an action is a number and not a vector
     shared: bool  # whether policy and value share a trunk
     activation: str
     dtype: str  # of products in hidden layers: float32 or bfloat16
@@ -110,7 +109,6 @@ def shape_of(policy: Policy) -> Shape | str:
         encoded_size(space),
         tuple(widths),
         distribution.sizes,
-        distribution.scalar,
         network.shared_trunk,
         network.activation,
         network.compute_dtype,

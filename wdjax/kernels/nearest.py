@@ -51,10 +51,11 @@ def nearest(
     num_sorted = min(k + SPARE, len(keys))
     distances, indices, is_sorted = _sort_nearly_sorted(distance, keys[:num_sorted], num_agents)
     next_key = keys[min(num_sorted, len(keys) - 1)]
-    # exact if no agent remains, or if all others are farther than the k-th neighbor
-    is_exact = (next_key >= INFINITE) | (
-        jnp.sqrt(_square_of(next_key, num_agents)) > distances[k - 1]
-    )
+    # exact if no agent remains, or if all others are farther than the k-th neighbor: the smallest
+    # squared distance with the next key has zeros in place of the index
+    is_exact = next_key >= INFINITE
+    next_square = jax.lax.bitcast_convert_type(next_key & ~_low_bits(num_agents), jnp.float32)
+    is_exact |= jnp.sqrt(next_square) > distances[k - 1]
     return jax.lax.cond(
         jnp.min((is_exact & is_sorted).astype(jnp.int32)) > 0,
         lambda: tuple(indices[:k]),
@@ -75,11 +76,6 @@ def _block_size(k: int) -> int:
 def _low_bits(num_agents: int) -> int:
     """Return a mask of the bits of a key that contain the index."""
     return (1 << max(num_agents - 1, 1).bit_length()) - 1
-
-
-def _square_of(key: jax.Array, num_agents: int) -> jax.Array:
-    """Return the smallest squared distance that has this key."""
-    return jax.lax.bitcast_convert_type(key & ~_low_bits(num_agents), jnp.float32)
 
 
 def _smallest_keys(square, num_agents: int, k: int) -> list[jax.Array]:

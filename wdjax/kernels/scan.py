@@ -188,14 +188,12 @@ def _kernel(
         after = [*map(numbers_of, evaluate(jaxpr, shared_arrays, [*carry, *x]))]
         outputs = zip(output_refs[num_carry:], after[num_carry:], strict=True)
         places[num_carry:] = [store(ref, array, rows, num_replicas, t) for ref, array in outputs]
-        after = words_of([after[i] for i in changed])
-        return tuple(_like(word, old) for word, old in zip(after, words, strict=True))
+        # broadcast and cast to the types that the loop carries
+        return tuple(
+            jax.lax.convert_element_type(jnp.broadcast_to(word, old.shape), old.dtype)
+            for word, old in zip(words_of([after[i] for i in changed]), words, strict=True)
+        )
 
     words = jax.lax.fori_loop(0, length, step, tuple(words_of([start[i] for i in changed])))
     for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
         places[i] = store(output_refs[i], array, rows, num_replicas)
-
-
-def _like(word: Any, old: jax.Array) -> jax.Array:
-    """Broadcast and cast a word to the type that the loop carries."""
-    return jax.lax.convert_element_type(jnp.broadcast_to(word, old.shape), old.dtype)

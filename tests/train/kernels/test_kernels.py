@@ -123,7 +123,7 @@ def test_kernel_gradient_equals_gradient_of_the_loss(name):
 
 
 # 16 inputs need no padding
-SMALL = Shape(16, (16,), (2, 3), scalar=False, shared=True, activation="tanh", dtype="float32")
+SMALL = Shape(16, (16,), (2, 3), shared=True, activation="tanh", dtype="float32")
 OPTIONS = A2C.Options(value_coefficient=0.5, entropy_coefficient=0.01)
 
 
