@@ -18,19 +18,23 @@ import tyro
 from wdjax.checks import one_line, require
 from wdjax.train import Fraction, Schedule, TrainConfig, change_config
 
-_OF_MODULES = (
-    "Allow saved runs to import code from this module or its submodules. Repeat for several."
-)
 Modules = Annotated[
-    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE", help=_OF_MODULES)
+    tuple[str, ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(
+        metavar="MODULE",
+        help="Allow saved runs to import code from this module or its submodules. "
+        "Repeat for several.",
+    ),
 ]
-
-_OF_CALLBACKS = (
-    "Callbacks after every chunk: csv, tensorboard, wandb (each logs the metrics), or a "
-    "custom one, "
-    "package.module:function (docs/how_to/callbacks.md)."
-)
-Callbacks = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help=_OF_CALLBACKS)]
+Callbacks = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="NAME ...",
+        help="Callbacks after every chunk: csv, tensorboard, wandb (each logs the metrics), or a "
+        "custom one, package.module:function (docs/how_to/callbacks.md).",
+    ),
+]
 
 # Runs and files, with short help texts without "(default: None)" or "(default: )".
 Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

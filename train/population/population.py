@@ -23,7 +23,7 @@ from wdjax.train.evaluation.evaluate import evaluate
 from wdjax.train.host.callbacks import Callback, make_callbacks, require_goals
 from wdjax.train.host.chunks import most_updates, play, with_lines
 from wdjax.train.host.loggers import close_loggers
-from wdjax.train.learner.learner import Learner, learner_of, make_learner
+from wdjax.train.learner.learner import Learner, learner_of, make_learner, metric_names
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.population.members import (
     Member,
@@ -201,10 +201,10 @@ class Population:
         """Configuration of the first member, with the size of chunks."""
         return self.programs.setup.config
 
-    @property
+    @functools.cached_property
     def metric_names(self) -> list[str]:
         """Names of the metrics that an update reports."""
-        return self.programs.metrics
+        return metric_names(self.programs.setup)
 
     @property
     def num_devices(self) -> int:

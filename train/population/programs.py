@@ -27,7 +27,7 @@ from wdjax.train.host.programs import (
     plain_where_kernels_fail,
 )
 from wdjax.train.learner.init import init
-from wdjax.train.learner.learner import metric_names, run_up_to
+from wdjax.train.learner.learner import run_up_to
 from wdjax.train.learner.saved import load_policies
 from wdjax.train.learner.validate import validate
 from wdjax.train.state.aliases import EnvParams
@@ -181,11 +181,6 @@ class Programs:
     compiled: dict[int, Program] = dataclasses.field(default_factory=dict)
     """Number of members -> program that trains them."""
 
-    @functools.cached_property
-    def metrics(self) -> list[str]:
-        """Names of the metrics that an update reports."""
-        return metric_names(self.setup)
-
     @property
     def sharding(self) -> Sharding:
         """Sharding of the states' leaves, [members, ...]."""
@@ -212,8 +207,7 @@ class Programs:
         """Return the program of `size` members, compiled on the first call."""
         if size not in self.compiled:
             states, most = self.abstract(config, size), most_updates(self.setup.config)
-            program, _ = compile_members(self.setup, states, most, self.num_devices)
-            self.compiled[size] = program
+            self.compiled[size], _ = compile_members(self.setup, states, most, self.num_devices)
         return self.compiled[size]
 
     def fit(self, config: TrainConfig, num_members: int, most: int = 0) -> int:

@@ -119,10 +119,10 @@ def call_for_members(
     rows: Sequence[Row],
 ) -> None:
     """Call callbacks with the row of every member, whose folder is inside `runs`."""
-    asked = []
-    for row, config in zip(rows, population.configs, strict=True):
-        run = MemberRun(runs / f"{row['member']:03d}", config, stop)
-        asked.append(call_callbacks(callbacks, run, row))
+    asked = [
+        call_callbacks(callbacks, MemberRun(runs / f"{row['member']:03d}", config, stop), row)
+        for row, config in zip(rows, population.configs, strict=True)
+    ]
     if any(asked):
         say("A callback stopped training: it saves and ends after the next chunk")
         stop.set()
