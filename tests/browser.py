@@ -40,7 +40,8 @@ class Browser:
             "goog:loggingPrefs": {"browser": "ALL"},
             "goog:chromeOptions": {"args": flags, "binary": CHROMIUM},
         }
-        self.at += f"/session/{self.ask('/session', {'capabilities': {'alwaysMatch': requested}})['sessionId']}"
+        session = self.ask("/session", {"capabilities": {"alwaysMatch": requested}})
+        self.at += f"/session/{session['sessionId']}"
         media = {
             "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         }

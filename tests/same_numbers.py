@@ -460,7 +460,8 @@ def compare(old, new, names):
             problems, notes = (text_differences if name in TEXTS else differences)(a, b)
         same = same and not problems
         print(
-            f"{name:20} {'DIFFERENT' if problems else 'the same':10} {leaves if name in ALL else ''}"
+            f"{name:20} {'DIFFERENT' if problems else 'the same':10} "
+            f"{leaves if name in ALL else ''}"
         )
         print("".join(f"    {line}\n" for line in [*problems, *notes][:40]), end="")
     return same

@@ -77,7 +77,10 @@ def test_vector_step_rejects_actions_of_wrong_shape(many):
     action = shapes(replicas.env.action_space(params), axes=(N,))
     jax.eval_shape(replicas.step, KEY, state, action, params)
     wrong = {**action, "tagger": action["tagger"][:, :1]}
-    message = "action['tagger'] = an array of shape (3, 1): must be an array of shape (3, 2), 3 replicas of (2,)"
+    message = (
+        "action['tagger'] = an array of shape (3, 1): must be an array of shape (3, 2), "
+        "3 replicas of (2,)"
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         jax.eval_shape(replicas.step, KEY, state, wrong, params)
     with pytest.raises(ValueError, match=r"action = an array of shape \(3,\): must be a dict"):

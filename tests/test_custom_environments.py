@@ -27,7 +27,10 @@ def package(tmp_path, monkeypatch):
     info = tmp_path / "site" / "ownenvs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ownenvs\nVersion: 1.0\n")
-    lines = "[wdjax.envs]\nlonger = ownenvs:Longer\nbroken = ownenvs:Nothing\n[wdjax.other]\nlonger = elsewhere:f\n"
+    lines = (
+        "[wdjax.envs]\nlonger = ownenvs:Longer\nbroken = ownenvs:Nothing\n"
+        "[wdjax.other]\nlonger = elsewhere:f\n"
+    )
     (info / "entry_points.txt").write_text(lines)
     monkeypatch.syspath_prepend(tmp_path / "site")
     yield tmp_path

@@ -15,8 +15,8 @@ from wdjax.version import __version__  # noqa: F401
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "envs")):
     raise ImportError(
-        "wdjax/envs, train and experiments are symbolic links, which this checkout does not contain. "
-        "Clone again with git -c core.symlinks=true clone, on Linux, macOS or in WSL2."
+        "wdjax/envs, train and experiments are symbolic links, which this checkout does not "
+        "contain. Clone again with git -c core.symlinks=true clone, on Linux, macOS or in WSL2."
     )
 
 if TYPE_CHECKING:

@@ -58,7 +58,8 @@ def run_sequence(
             violations = model.check(command, result, before, after)
             if talk:
                 print(
-                    f"$ {command}\n  status {result.status}, {result.seconds:.1f} s; {states(after)}",
+                    f"$ {command}\n  status {result.status}, "
+                    f"{result.seconds:.1f} s; {states(after)}",
                     flush=True,
                 )
             if violations:
@@ -79,7 +80,8 @@ def resolved(command: Command, disk: Any) -> Command:
 
 def states(disk: Any) -> str:
     return "; ".join(
-        f"{name}: row {run.last_row}, checkpoints {[checkpoint.updates for checkpoint in run.checkpoints]}"
+        f"{name}: row {run.last_row}, "
+        f"checkpoints {[checkpoint.updates for checkpoint in run.checkpoints]}"
         for name, run in sorted(disk.runs.items())
         if run.kind
     )
@@ -223,7 +225,8 @@ def summary(file: Path, seeds: range) -> int:
         print("\n".join(lines))
     commands = sum(len(row["commands"]) for row in rows)
     print(
-        f"\n{len(rows)} of {len(seeds)} sequences, {commands} commands, {sum(r['seconds'] for r in rows):.0f} s; "
+        f"\n{len(rows)} of {len(seeds)} sequences, {commands} commands, "
+        f"{sum(r['seconds'] for r in rows):.0f} s; "
         f"{len(failed)} break a rule ({file})"
     )
     return int(bool(failed) or not rows)

@@ -155,7 +155,8 @@ class Model:
         # its rows are deleted, and it made no progress
         idle = own.lost_rows and new.newest == old.newest
         if new.rows and (ended or (soft and added)) and new.newest != new.last_row and not idle:
-            yield f"ended with status {result.status} at row {new.last_row}, the newest checkpoint is {new.newest}"
+            ended_at = f"ended with status {result.status} at row {new.last_row}"
+            yield f"{ended_at}, the newest checkpoint is {new.newest}"
         if result.status == 0:
             early = "stop_at" in command.flags
             reached = (new.newest or 0) == (target if own.damaged else max(target, old.newest or 0))
@@ -187,7 +188,8 @@ class Model:
                 )
                 free = free or name == "skipped_updates"
                 if a != b and not free and not (isinstance(a, float) and math.isnan(a)):
-                    yield f"row {row['updates']}: {name} = {b}, and {a} in another run of this configuration"
+                    other = f"{a} in another run of this configuration"
+                    yield f"row {row['updates']}: {name} = {b}, and {other}"
                     return
 
     def after_sweep(
@@ -287,7 +289,8 @@ class Model:
             command.words[3:],
         )
         if self.seen.setdefault(key, table) != table:
-            yield f"checkpoint {run.newest} plays other episodes than in another run: {table} and {self.seen[key]}"
+            tables = f"{table} and {self.seen[key]}"
+            yield f"checkpoint {run.newest} plays other episodes than in another run: {tables}"
 
     def after_shell(self, command: Command, result: Result) -> None:
         if result.status != 0:
@@ -382,7 +385,8 @@ def rows_fit(new: Run, own: Folder, hard: bool) -> Iterator[str]:
             or (known and not known.endswith(b"\n"))
             or at != last.updates
         ):
-            yield f"checkpoint {last.updates} goes with {last.metrics_size} bytes of metrics, up to row {at}"
+            metrics = f"{last.metrics_size} bytes of metrics, up to row {at}"
+            yield f"checkpoint {last.updates} goes with {metrics}"
 
 
 def best_is_best(new: Run) -> Iterator[str]:
@@ -418,7 +422,8 @@ def describes(command: Command, new: Run) -> Iterator[str]:
                 value_in_config.get(part) if isinstance(value_in_config, dict) else None
             )
         if value is not None and value_in_config != value:
-            yield f"config.yaml holds {name} = {value_in_config!r}, and the command asked for {value!r}"
+            found = f"config.yaml holds {name} = {value_in_config!r}"
+            yield f"{found}, and the command asked for {value!r}"
 
 
 def identity_of(command: Command) -> tuple[Any, ...]:
