@@ -354,6 +354,8 @@ def test_render_rejects_states_of_wrong_shape(tmp_path):
         match=r"classic_control.cartpole.State: must be a wdjax.envs.tag.continuous.State",
     ):
         wdjax.render(env, at(play("cartpole")[2], 0), params)
+    with pytest.raises(TypeError, match="must be a Params of TagContinuous"):
+        wdjax.render(env, at(states, 0), play("cartpole")[1])
 
 
 @pytest.mark.parametrize(

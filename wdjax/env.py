@@ -285,6 +285,14 @@ def _depths(env: Env, *names: str) -> list[int]:
     ]
 
 
+def require_params(env: Env, params: Any) -> None:
+    """Raise TypeError unless params have the type of the environment's."""
+    name, kind = type(env).__name__, type(env.default_params)
+    allowed = f"a {kind.__qualname__} of {name}. Pass the params from wdjax.make."
+    if not isinstance(params, kind):
+        raise TypeError(f"params = {params!r}: must be {allowed}")
+
+
 def require_batched_spaces(env: Env, params: Any) -> None:
     """Raise ValueError unless each group's space is one agent's space batched by its agent count.
 

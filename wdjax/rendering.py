@@ -27,7 +27,7 @@ from wdjax.drawing.movie import write_frames, write_text
 from wdjax.drawing.paint import SIZE as SIZE
 from wdjax.drawing.player import Player, require_fps
 from wdjax.drawing.svg import to_svg
-from wdjax.env import SINGLE_AGENT, Env, draws_by_scene, first_axis, is_key
+from wdjax.env import SINGLE_AGENT, Env, draws_by_scene, first_axis, is_key, require_params
 
 ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
 SUFFIXES = (*ANIMATIONS, ".png")
@@ -332,6 +332,7 @@ def _leading_axes(env: Env, states: Any, params: Any) -> int:
 
 def _one_state(env: Env, params: Any) -> Any:
     """Return the shapes and dtypes of one state."""
+    require_params(env, params)
     return jax.eval_shape(lambda params: env.reset(jax.random.key(0), params)[1], params)
 
 

@@ -11,7 +11,7 @@ from flax import struct
 
 from wdjax.branches import all_agents, always_on_cuda, select, when_any
 from wdjax.checks import require, require_integer, require_key, require_known
-from wdjax.env import Env, may_observe_late, require_action, require_batched_spaces
+from wdjax.env import Env, may_observe_late, require_action, require_batched_spaces, require_params
 from wdjax.kernels.backend import cuda_or_default
 
 
@@ -69,7 +69,8 @@ class VectorEnv:
         Returns:
             (obs, state), each leaf with a leading [num_envs].
         """
-        _check_key(key, self.num_envs)
+        require_key(key)
+        require(key.ndim == 0, "key of shape", key.shape, "a single key, of shape ()")
         self._check_params(params)
         one = params if self.params_axis is None else jax.tree.map(lambda leaf: leaf[0], params)
         require_batched_spaces(self.env, one)
@@ -100,6 +101,7 @@ class VectorEnv:
               sums of the environment's info since the start of the episode, this step included.
         """
         _check_key(key, self.num_envs)
+        require_params(self.env, params)
         self._check_state(state)
         replica_params = params
         if self.params_axis == 0:
@@ -191,12 +193,7 @@ class VectorEnv:
         )
 
     def _check_params(self, params: Any) -> None:
-        expected = type(self.env.default_params)
-        if not isinstance(params, expected):
-            name, env = expected.__qualname__, type(self.env).__name__
-            raise TypeError(
-                f"params = {params!r}: must be a {name} of {env}. Pass the params from wdjax.make."
-            )
+        require_params(self.env, params)
         if self.params_axis is None:
             return
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
