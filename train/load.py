@@ -244,7 +244,7 @@ def save_run(
     if make_folder(workdir, RUN, resume=True):
         with hold_folder(workdir):  # raises an error if it is in use
             shutil.rmtree(workdir)
-    elif any(workdir.iterdir()):
+    elif any(path.name != METRICS for path in workdir.iterdir()):  # left by a killed process
         raise FileExistsError(f"{workdir} contains other files. Use another workdir.")
     lines = "".join(json.dumps(row) + "\n" for row in metrics)
     host: HostData = {"metrics_size": len(lines.encode()), "best_score": best_score}

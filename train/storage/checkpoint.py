@@ -264,11 +264,10 @@ def restore(
             raise type(error)(f"{name}: {error}") from error
         require_same_run(begun, config, f"{name} was saved with")
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-    def with_place(leaf: jax.ShapeDtypeStruct | jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first)
-
-    target = jax.tree.map(with_place, like)
+    target = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or first),
+        like,
+    )
     tree = read_tree(Path(manager.directory) / str(step), name)
     stored = as_stored(tree, target, name, may_lack_hypers=config is not None)
     arrays = _read(manager, step, state=ocp.args.StandardRestore(stored))["state"]
