@@ -112,10 +112,7 @@ def convert(x: jax.Array, dtype: Any) -> jax.Array:
     least, beyond = float(info.min), float(info.max) + 1
     inside = jnp.where((x >= least) & (x < beyond), x, 0)
     whole = inside.astype(jnp.int32).astype(dtype) if info.bits < 32 else inside.astype(dtype)
-
-    def limit(number) -> jax.Array:
-        return jnp.full(x.shape, number, dtype)
-
+    limit = functools.partial(jnp.full, x.shape, dtype=dtype)
     return jnp.where(x >= beyond, limit(info.max), jnp.where(x < least, limit(info.min), whole))
 
 

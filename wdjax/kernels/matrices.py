@@ -94,27 +94,21 @@ def _column(row: jax.Array, i: int) -> jax.Array:
 
 def _moved(eqn: Any, x: Block | Shared) -> list[Any] | None:
     """Evaluate a reshape or broadcast that keeps rows intact; return None for others."""
-    shape = eqn.outvars[0].aval.shape
-    if not shape or shape[-1] != x.shape[-1] or (isinstance(x, Shared) and not x.is_vector):
-        return None
-    moves_last = (
-        eqn.primitive.name == "broadcast_in_dim"
-        and eqn.params["broadcast_dimensions"][-1] != len(shape) - 1
+    shape, axes = eqn.outvars[0].aval.shape, eqn.params.get("broadcast_dimensions")
+    is_broadcast = axes is not None
+    keeps_rows = shape[-1:] == x.shape[-1:] and (
+        axes[-1] == len(shape) - 1 if is_broadcast else math.prod(shape) == math.prod(x.shape)
     )
-    if moves_last or (
-        eqn.primitive.name != "broadcast_in_dim" and math.prod(shape) != math.prod(x.shape)
-    ):
+    if not keeps_rows or (isinstance(x, Shared) and not x.is_vector):
         return None
     if isinstance(x, Shared):
         return [dataclasses.replace(x, shape=shape)]
-    if eqn.primitive.name != "broadcast_in_dim":
-        return [Block(x.rows.reshape(shape[:-1]), x.size)]
-    axes = eqn.params["broadcast_dimensions"][:-1]
-    return [
-        Block(
-            MOVES["broadcast_in_dim"](x.rows, shape=shape[:-1], broadcast_dimensions=axes), x.size
-        )
-    ]
+    rows = (
+        MOVES["broadcast_in_dim"](x.rows, shape=shape[:-1], broadcast_dimensions=axes[:-1])
+        if is_broadcast
+        else x.rows.reshape(shape[:-1])
+    )
+    return [Block(rows, x.size)]
 
 
 def _product(eqn: Any, rows: Any, weights: Any) -> list[Any] | None:
