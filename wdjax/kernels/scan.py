@@ -62,7 +62,7 @@ def scan_kernel(
         None if i < num_carry and var is jaxpr.invars[i] else words_shape(var.aval, axes)
         for i, (var, axes) in enumerate(zip(jaxpr.outvars, leading, strict=True))
     ]
-    if not any(written):
+    if all(shape is None for shape in written):
         return list(carry)
     lanes, warps = _program_size(jaxpr, consts, num_replicas)
     places: list[Any] = [None] * len(written)
