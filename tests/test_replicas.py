@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from cards import lowered
 
+from wdjax.branches import when_any
 from wdjax.kernels import elementwise
 from wdjax.kernels.jaxpr import MAX_UNROLL, evaluate_closed
 from wdjax.kernels.lanes import array_of
 from wdjax.kernels.scan import LANES
 from wdjax.kernels.threefry import Key
 from wdjax.replicas import scan_replicas, scan_replicas_kernel, why_no_kernel
-from wdjax.vector import when_any
 
 LANES_OF_TEST = 8
 

@@ -11,7 +11,7 @@ HOUSE = (
     "train",
     "adapters env_checker playing",
     "envs vector rendering",
-    "arguments",
+    "arguments stepping",
     "env signals progress",
     "spaces neighbors replicas branches named drawing console yaml_reader",
     "kernels checks files lazy metric_names overrides tables version",

@@ -10,7 +10,7 @@ from toy_walk import Params, Walk
 
 import wdjax
 from wdjax import ResetPool
-from wdjax.vector import all_agents
+from wdjax.branches import all_agents
 
 T, N = 40, 6  # steps and replicas of most runs
 SMALL_TAG = {"num_taggers": 3, "grid_length": 3, "episode_length": 7, "random_start": True}

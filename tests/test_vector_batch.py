@@ -11,7 +11,8 @@ from toy_walk import Params, Walk
 
 import wdjax
 from wdjax import ResetPool
-from wdjax.vector import begin_episodes, step_replicas, when_any
+from wdjax.branches import when_any
+from wdjax.stepping import begin_episodes, step_replicas
 
 N = 8
 

@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.branches import select, when_any
 from wdjax.checks import require_integer
 from wdjax.env import Env
 from wdjax.replicas import scan_replicas
 from wdjax.spaces import Dict, Discrete, MultiDiscrete, Space
-from wdjax.vector import VectorState, begin_episodes, select, step_replicas, when_any
+from wdjax.stepping import VectorState, begin_episodes, step_replicas
 
 # Interval, in steps, at which the replicas of a block draw the starts they have used up.
 DRAW_AHEAD = 8

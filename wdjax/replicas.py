@@ -25,7 +25,7 @@ def scan_replicas(
     networks, matrix products (which use the default precision, like XLA). The kernel is not
     differentiable. Each device runs all replicas it receives; shard them with `jax.shard_map`.
 
-    Use `lax.cond` (or `wdjax.vector.when_any`) for rare, expensive work such as a reset. The kernel
+    Use `lax.cond` (or `wdjax.branches.when_any`) for rare, expensive work like a reset. The kernel
     runs the longer of the two branches only in steps in which at least one replica of a block of up
     to 32 replicas takes it. Use `lax.map` for identical work of many agents, such as their network.
     Its iterations run in parallel, and the kernel contains their code only once.

@@ -72,7 +72,7 @@ def even_size(num_members: int, most: int, num_devices: int = 1) -> int:
 def on_devices(function: Callable, num_devices: int, in_specs: object = MEMBERS) -> Callable:
     """Return a function of arrays [members, ...] that each device calls with its own members.
 
-    A `cond` on all members (`wdjax.vector.when_any`) sees the members of one device.
+    A `cond` on all members (`wdjax.branches.when_any`) sees the members of one device.
 
     Args:
         function: the function.

@@ -15,7 +15,7 @@ from flax import struct
 from wdjax.checks import require
 from wdjax.env import Env
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, broadcasts_to
-from wdjax.vector import RESERVED_INFO
+from wdjax.stepping import RESERVED_INFO
 
 # Info entries that are not statistics: their sum over an episode has no meaning.
 NOT_SUMS = ("discount", "p", *RESERVED_INFO)

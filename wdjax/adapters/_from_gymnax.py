@@ -12,7 +12,7 @@ from wdjax.adapters._foreign import ForeignEnv, State
 from wdjax.arguments import cast_params
 from wdjax.checks import require, require_known
 from wdjax.spaces import Space
-from wdjax.vector import StepResult
+from wdjax.stepping import StepResult
 
 
 @dataclasses.dataclass(frozen=True)

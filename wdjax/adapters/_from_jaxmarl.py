@@ -18,7 +18,7 @@ from wdjax.adapters import _foreign as foreign
 from wdjax.adapters._foreign import ForeignEnv, State, cast_obs, translate_space
 from wdjax.checks import did_you_mean, require_known
 from wdjax.spaces import Dict, MultiDiscrete, Space
-from wdjax.vector import StepResult
+from wdjax.stepping import StepResult
 
 MASK = "action_mask"
 

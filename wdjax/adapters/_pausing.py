@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.vector import StepResult, VectorEnv, VectorState, select, step_replicas, when_any
+from wdjax.branches import select, when_any
+from wdjax.stepping import StepResult, VectorState, step_replicas
+from wdjax.vector import VectorEnv
 
 
 @struct.dataclass

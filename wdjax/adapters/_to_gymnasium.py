@@ -18,7 +18,8 @@ from wdjax.checks import require, require_bool, require_known
 from wdjax.env import Env
 from wdjax.kernels.backend import to_host
 from wdjax.spaces import Space
-from wdjax.vector import RESERVED_INFO, ResetStrategy, vectorize
+from wdjax.stepping import RESERVED_INFO
+from wdjax.vector import ResetStrategy, vectorize
 
 
 class _SingleAgent(Played):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from wdjax.branches import all_agents, select
 from wdjax.env import is_key
 from wdjax.env_checker.case import (
     MASK,
@@ -25,7 +26,6 @@ from wdjax.env_checker.case import (
 from wdjax.env_checker.leaves import as_numpy, element, find, named_leaves, structure_of
 from wdjax.kernels.backend import quick_jit
 from wdjax.spaces import Box, Discrete, MultiDiscrete
-from wdjax.vector import all_agents, select
 
 NUM_REPLICAS = 10
 STEPS_PAST_END = 3  # steps of a replica after all agents have terminated, before its reset

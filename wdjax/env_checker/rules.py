@@ -31,7 +31,7 @@ from wdjax.env_checker.leaves import (
     structure_of,
     words,
 )
-from wdjax.vector import RESERVED_INFO
+from wdjax.stepping import RESERVED_INFO
 
 # --- values ---
 
