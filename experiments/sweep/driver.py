@@ -28,7 +28,7 @@ from wdjax.train import (
     read_metrics,
     save_run,
 )
-from wdjax.train.host.callbacks import close_callbacks, make_callbacks
+from wdjax.train.host.callbacks import make_callbacks
 from wdjax.train.host.programs import telling
 from wdjax.train.population.members import find_batch
 from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep
@@ -191,7 +191,9 @@ def drive(  # noqa: D417  (as for `sweep`)
     require_integer("members_at_once", members_at_once, 0)
     console, table = Console(quiet=quiet), []
     with contextlib.ExitStack() as stack:
-        stack.callback(close_callbacks, callbacks := make_callbacks(callbacks))
+        callbacks = make_callbacks(callbacks)
+        for callback in callbacks:
+            stack.callback(getattr(callback, "close", lambda: None))
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         stop = stop or stack.enter_context(stop_signals(console))
         trusted = {*trust, *(module for own in members for module in custom_modules(own.config))}
