@@ -114,12 +114,7 @@ def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
     """Return the rows per lane of the smallest matrix product, or None without any product."""
     row_counts = []
     for eqn in jaxpr.eqns:
-        inner: list[Any] = [
-            getattr(x, "jaxpr", x)
-            for value in eqn.params.values()
-            for x in (value if isinstance(value, (tuple, list)) else (value,))
-        ]
-        inside = [_rows_of_a_lane(x) for x in inner if hasattr(x, "eqns")]
+        inside = [_rows_of_a_lane(inner) for inner in jex.core.jaxprs_in_params(eqn.params)]
         rows = [1] if eqn.primitive.name == "dot_general" else [n for n in inside if n is not None]
         row_counts += [n * steps_at_once(eqn) for n in rows]
     return min(row_counts, default=None)
