@@ -12,6 +12,7 @@ from rich.text import Text
 
 from wdjax.files import new_file, write_text
 from wdjax.train import Episodes, Player
+from wdjax.train.evaluation.episodes import return_statistics
 
 Rows = Mapping[
     tuple[str, ...], Mapping[str, Mapping[str, Any]]
@@ -28,8 +29,7 @@ def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list
     first = next(iter(cells.values()))
     roles = list(first.episode_return)
     shown = [f"{role} return" for role in roles]
-    hidden = {f"{name} return" for name in first.group_return} - set(shown)
-    hidden |= {f"{name} agent return" for name in first.agent_return}
+    hidden = return_statistics(first).keys() - set(shown)
     names = [name for name in next(iter(rows.values())) if name not in hidden]
     if len(roles) == 2 and len(rows) > 4:
         down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))

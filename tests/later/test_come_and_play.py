@@ -109,24 +109,25 @@ def test_progress_of_a_halving_search_ends_at_its_total(tmp_path, monkeypatch):
     config, rungs = load_config("cartpole_ppo"), searching.Halving(4, 2)
     points = [{"policies.agent.learning_rate": 0.001 * (1 + number)} for number in range(16)]
 
-    def train(self, batch, bar, num_updates, start):
-        folder, population = batch
-        folder.mkdir(parents=True)
-        steps = num_updates * config.env_steps_per_update
-        rows = [
-            {"member": own["member"], "env_steps": steps, "score": float(own["member"])}
-            for own in population.members
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        for row in rows:
-            bar(None, row)
-        return True
+    def train(self, populations, bar, span, before):
+        for folder, population in populations:
+            folder.mkdir(parents=True)
+            steps = span(config.num_updates)[1] * config.env_steps_per_update
+            rows = [
+                {"member": own["member"], "env_steps": steps, "score": float(own["member"])}
+                for own in population.members
+            ]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            for row in rows:
+                bar(None, row)
+            yield folder, population
 
     monkeypatch.setattr(Sweep, "train", train)
     monkeypatch.setattr(Population, "fit", lambda self, most: len(self.configs))
     running, text = quiet_host(tmp_path)
     members = make_members(config, points, [0])
-    searching.train_trials(running, tmp_path, members, rungs, "score", [])
+    study = SimpleNamespace(report=lambda *result: None, tell=lambda *result, pruned: None)
+    searching.train_trials(running, study, tmp_path, members, rungs, "score", [])
     ((done, total),) = re.findall(r"([\d,]+) of ([\d,]+) env steps", text.getvalue())[-1:]
     assert done == total
 
