@@ -29,9 +29,21 @@ if TYPE_CHECKING:
         apply_transforms,
         update_normalizers,
     )
-    from wdjax.train.algorithms.ppo import PPO, PPOOptions, policy_terms, value_error
+    from wdjax.train.algorithms.ppo import (
+        PPO,
+        PPOOptions,
+        policy_terms,
+        require_minibatches,
+        value_error,
+    )
     from wdjax.train.algorithms.replay import Replay, ReplayBatch, Steps, new_replay
-    from wdjax.train.algorithms.returns import Experience, experience, gae, next_value
+    from wdjax.train.algorithms.returns import (
+        Experience,
+        experience,
+        gae,
+        next_value,
+        value_after,
+    )
     from wdjax.train.config.facts import Schedule, static, traced
     from wdjax.train.config.schema import PolicyConfig, TrainConfig
     from wdjax.train.devices.blocks import block_keys, draw_blocks
@@ -57,7 +69,7 @@ if TYPE_CHECKING:
     )
     from wdjax.train.networks.encoders import FlatEncoder, encode, encoded_size, make_encoder
     from wdjax.train.networks.memories import RecurrentMemory
-    from wdjax.train.networks.values import ValueNetwork
+    from wdjax.train.networks.values import CriticNetwork, ValueNetwork
     from wdjax.train.state import (
         Context,
         Evaluation,
@@ -75,20 +87,21 @@ if TYPE_CHECKING:
     from wdjax.train.state.aliases import Metrics
     from wdjax.train.state.metric import Metric
     from wdjax.train.state.normalization import RunningStatistics, new_statistics, update_statistics
-    from wdjax.train.state.rollout_metrics import rollout_metrics
+    from wdjax.train.state.rollout_metrics import played_metrics, rollout_metrics
 
 __all__ = [
     "A2C", "DDPG", "PPO", "ActorCritic", "Algorithm", "Assignment", "Batch", "Categorical",
-    "Context", "Distribution", "Evaluation", "Experience", "FlatEncoder", "Gaussian", "Hypers",
-    "Mean", "Memory", "Metric", "Metrics", "OnPolicy", "OnPolicyOptions", "PPOOptions", "Policy",
-    "PolicyConfig", "PolicyState", "RecurrentMemory", "Replay", "ReplayBatch", "Rollout", "Rows",
-    "RunningStatistics", "Schedule", "Steps", "Team", "Terms", "TrainConfig", "TrainState", "Trunk",
-    "ValueNetwork", "all_rows", "any_of", "apply_transforms", "average", "block_keys",
-    "block_numbers", "descend", "draw_blocks", "encode", "encoded_size", "experience", "fit", "gae",
-    "largest", "make_distribution", "make_encoder", "make_optimizer", "masked_mean",
-    "masked_variance", "new_replay", "new_statistics", "next_value", "normalize", "normalized_mean",
-    "num_shards", "own_rows", "policy_terms", "rollout_metrics", "sample_blocks", "smallest",
-    "static", "total", "traced", "update_normalizers", "update_statistics", "value_error",
+    "Context", "CriticNetwork", "Distribution", "Evaluation", "Experience", "FlatEncoder",
+    "Gaussian", "Hypers", "Mean", "Memory", "Metric", "Metrics", "OnPolicy", "OnPolicyOptions",
+    "PPOOptions", "Policy", "PolicyConfig", "PolicyState", "RecurrentMemory", "Replay",
+    "ReplayBatch", "Rollout", "Rows", "RunningStatistics", "Schedule", "Steps", "Team", "Terms",
+    "TrainConfig", "TrainState", "Trunk", "ValueNetwork", "all_rows", "any_of", "apply_transforms",
+    "average", "block_keys", "block_numbers", "descend", "draw_blocks", "encode", "encoded_size",
+    "experience", "fit", "gae", "largest", "make_distribution", "make_encoder", "make_optimizer",
+    "masked_mean", "masked_variance", "new_replay", "new_statistics", "next_value", "normalize",
+    "normalized_mean", "num_shards", "own_rows", "played_metrics", "policy_terms",
+    "require_minibatches", "rollout_metrics", "sample_blocks", "smallest", "static", "total",
+    "traced", "update_normalizers", "update_statistics", "value_after", "value_error",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

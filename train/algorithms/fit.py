@@ -80,12 +80,28 @@ class Batch(struct.PyTreeNode):
         )
         if not policy.is_recurrent:
             return batch
-        # at the first step the carry has been reset
-        restart = jnp.concatenate([jnp.zeros_like(data.over[:1]), data.over[:-1]])
-        restart = jnp.broadcast_to(restart[..., None], data.valid.shape)
         custom = policy.algorithm.overridden("init_carry")
         start = policy.algorithm.init_carry(policy, data.over.shape[1]) if custom else None
-        return batch.replace(restart=restart, carry=rollout.first_carry[policy.name], start=start)
+        return batch.in_sequences(data.over, rollout.first_carry[policy.name], start)
+
+    @classmethod
+    def of_values(
+        cls, obs: Observation, value: jax.Array, target: jax.Array, valid: jax.Array
+    ) -> "Batch":
+        """Return a batch to fit values alone, without actions; leaves [T, N, n, ...]."""
+        return cls(obs, None, None, value, None, target, valid)  # type: ignore[arg-type]
+
+    def in_sequences(self, over: jax.Array, carry: Carry, start: Carry = None) -> "Batch":
+        """Return the batch of a recurrent network, leaves [T, N, n, ...].
+
+        Args:
+            over: [T, N] bool, an episode ended in this step.
+            carry: before the first step, where it has been reset, leaves [N, n, ...].
+            start: at the start of an episode, leaves [N, n, ...]; None: as the network's memory.
+        """
+        restart = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])
+        restart = jnp.broadcast_to(restart[..., None], self.valid.shape)
+        return self.replace(restart=restart, carry=carry, start=start)
 
     def flat(self) -> "Batch":
         """Merge the axes [T, N, n] into [T * N * n]; for recurrent policies into [T, N * n]."""
@@ -276,6 +292,7 @@ def make_optimizer(
     """
     shape = {
         "adam": optax.scale_by_adam(eps=config.optimizer_epsilon),
+        "radam": optax.scale_by_radam(eps=config.optimizer_epsilon),
         "rmsprop": optax.scale_by_rms(decay=0.99, eps=config.optimizer_epsilon, eps_in_sqrt=False),
         "sgd": optax.identity(),
     }[config.optimizer]

@@ -12,7 +12,7 @@ from flax import nnx
 from wdjax.checks import require
 from wdjax.overrides import overridden
 from wdjax.spaces import sample_shapes
-from wdjax.train.algorithms.returns import final_value
+from wdjax.train.algorithms.returns import final_fields
 from wdjax.train.algorithms.transforms import (
     RewardScale,
     decision_steps,
@@ -94,12 +94,17 @@ class OnPolicy(Algorithm):
 
     Attributes:
         keeps_log_prob: whether `act` stores log pi(a) of the policy that acted, which A2C does not
-            need. `Algorithm` documents the other attributes.
+            need.
+        critic_is_shared: whether `update_team` computes the values by a module of the team. The
+            value head of the policy's network is then not trained.
+
+    `Algorithm` documents the other attributes.
     """
 
     Options = OnPolicyOptions
     has_kernels: ClassVar[bool] = True
     keeps_log_prob: ClassVar[bool] = True
+    critic_is_shared: ClassVar[bool] = False
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
         config = run.policy(name)
@@ -182,7 +187,8 @@ class OnPolicy(Algorithm):
         self, policy: Policy, state: PolicyState, carry: Carry, obs: Observation
     ) -> Fields:
         outputs, value, _ = policy.apply(state, obs, carry)
-        return {**policy.distribution.describe(outputs), "value": value}
+        own_value = {} if self.critic_is_shared else {"value": value}
+        return {**policy.distribution.describe(outputs), **own_value}
 
     def end_of_step(
         self,
@@ -192,11 +198,8 @@ class OnPolicy(Algorithm):
         final_obs: Observation,
         truncated: jax.Array | None,
     ) -> Fields:
-        if truncated is None:
-            return {}
-        if carry is None:
-            return {"next_obs": final_obs}  # evaluated after the rollout, for all steps at once
-        return {"final_value": final_value(policy, state, carry, final_obs, truncated)}
+        own_carry = None if self.critic_is_shared else carry
+        return final_fields(policy, state, own_carry, final_obs, truncated)
 
     def value(
         self, policy: Policy, state: PolicyState, obs: Observation, carry: Carry

@@ -65,12 +65,12 @@ class PPO(OnPolicy):
         super().check(name, run, assignment)
         is_built_in = self.overridden("make_network") is None
         is_recurrent = is_built_in and run.policy(name).network.recurrent_size > 0
-        require_minibatches(name, run, assignment, is_recurrent)
+        require_minibatches(name, run, assignment.num_agents, is_recurrent)
 
     def check_network(self, policy: Policy, network: nnx.Module) -> None:
         super().check_network(policy, network)
         run = policy.context.run_config
-        require_minibatches(policy.name, run, policy.assignment, policy.is_recurrent)
+        require_minibatches(policy.name, run, policy.assignment.num_agents, policy.is_recurrent)
 
     def loss(
         self, new: Evaluation, batch: Batch, options: PPOOptions, mean: Mean
@@ -128,18 +128,16 @@ class PPO(OnPolicy):
         return state, memory, metrics | losses
 
 
-def require_minibatches(
-    name: str, run: TrainConfig, assignment: Assignment, is_recurrent: bool
-) -> None:
+def require_minibatches(name: str, run: TrainConfig, agents: int, is_recurrent: bool) -> None:
     """Raise ValueError unless the minibatches of a policy are equally large.
 
     Args:
         name: name of the policy.
         run: configuration of the run.
-        assignment: agents of the policy.
+        agents: number of its agents; 1 if a transition is a step of a replica.
         is_recurrent: minibatches consist of whole sequences.
     """
-    replicas, agents = run.num_envs // run.blocks, assignment.num_agents
+    replicas = run.num_envs // run.blocks
     size, unit = replicas * agents, "sequences"
     factors = f"num_envs / num_blocks {replicas} x agents {agents}"
     if not is_recurrent:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.train.state import Policy, PolicyState, Rollout, Rows
-from wdjax.train.state.aliases import Carry, Observation
+from wdjax.train.state.aliases import Carry, Fields, Observation
 from wdjax.vector import when_any
 
 
@@ -78,6 +78,24 @@ def final_value(
     return when_any(truncated, evaluate, nothing, state, final_obs, carry, truncated)
 
 
+def final_fields(
+    policy: Policy,
+    state: PolicyState,
+    carry: Carry,
+    final_obs: Observation,
+    truncated: jax.Array | None,
+) -> Fields:
+    """Return the fields of Rows for the values of truncated agents, see `Algorithm.end_of_step`.
+
+    Observations of feed-forward policies are evaluated after the rollout, for all steps at once.
+    """
+    if truncated is None:
+        return {}
+    if carry is None:
+        return {"next_obs": final_obs}
+    return {"final_value": final_value(policy, state, carry, final_obs, truncated)}
+
+
 def next_value(policy: Policy, state: PolicyState, rollout: Rollout, data: Experience) -> jax.Array:
     """Return V of the observation after each transition, [T, N, n].
 
@@ -92,6 +110,18 @@ def next_value(policy: Policy, state: PolicyState, rollout: Rollout, data: Exper
     last_value = policy.algorithm.value(
         policy, state, data.last_obs, rollout.last_carry[policy.name]
     )
+    return value_after(data, last_value)
+
+
+def value_after(data: Experience, last_value: jax.Array) -> jax.Array:
+    """Return the value of the observation after each transition, [T, N, n].
+
+    Where an episode ended, this is the final observation of the episode.
+
+    Args:
+        data: transitions with `rows.value`, and `rows.final_value` if an episode can be truncated.
+        last_value: [N, n], value of the observation after the last step.
+    """
     value_tp1 = jnp.concatenate([data.value[1:], last_value[None]])
     if data.rows.final_value is None:  # every end is a termination, after which the value is 0
         return value_tp1

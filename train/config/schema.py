@@ -25,6 +25,8 @@ class NetworkConfig:
     """Width of each hidden layer."""
     activation: Literal["relu", "tanh", "gelu", "silu"] = static("relu", read=True)
     """Activation function after each hidden layer."""
+    layer_norm: bool = static(False, read=True)
+    """Normalize the inputs of each activation over the layer (layer normalization)."""
     shared_trunk: bool = static(True, read=True)
     """Share encoder, hidden layers and memory between the action and value heads. DDPG always uses
     separate networks."""
@@ -41,7 +43,7 @@ class NetworkConfig:
     heads have separate layers. Empty: linear heads."""
     encoder: str = static("flat", read=True, code=True)
     """Module that maps observations to features: flat (concatenated), fourier, deep_sets,
-    attention, or a custom class, "package.module:Class"."""
+    attention, cnn (images), or a custom class, "package.module:Class"."""
     encoder_options: dict[str, Any] = static(dict, read=True, code=True)
     """Keyword arguments of the encoder. Set them in YAML or Python; the command line can only
     change those that the preset has."""
@@ -67,7 +69,8 @@ class PolicyConfig:
     an agent belongs. Useful for a policy of several groups. With "runner[*]" it is the agent id."""
     algorithm: str = static("PPO", code=True)
     """A2C: one gradient step on the whole rollout. PPO: epochs of minibatches with a clipped ratio.
-    DDPG: off-policy, from a replay buffer. Or a custom algorithm: a name registered by
+    MAPPO: PPO with a central critic for all agents of the policy or team. PQN: Q-learning from
+    rollouts. DDPG: off-policy, from a replay buffer. Or a custom algorithm: a name registered by
     `register_algorithm`, or "package.module:Class"."""
     trainable: bool = True
     """Update the policy. false: it acts with fixed parameters."""
@@ -99,10 +102,10 @@ class PolicyConfig:
     """
     network: NetworkConfig = NetworkConfig()
     """Network architecture."""
-    optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+    optimizer: Literal["adam", "radam", "rmsprop", "sgd"] = "adam"
     """Optimizer, applied to the clipped gradients."""
     optimizer_epsilon: float = static(1e-5, allowed="finite and above 0")
-    """Epsilon in the denominator of adam and rmsprop."""
+    """Epsilon in the denominator of adam, radam and rmsprop."""
     learning_rate: Schedule = traced(3e-4)
     """Learning rate: a number, a schedule [[env_step, value], ...], or a schedule over the run
     {fraction: [[0, value], ..., [1, value]]}."""

@@ -97,6 +97,7 @@ def shape_of(policy: Policy) -> Shape | str:
         f"its encoder is {network.encoder}": policy.encoder is not FlatEncoder,
         "it has an action mask": isinstance(space, Dict) and MASK in space.spaces,
         "it is recurrent": policy.is_recurrent,
+        "it has layer normalization": network.layer_norm,
         f"head_hidden_sizes {list(network.head_hidden_sizes)}": bool(network.head_hidden_sizes),
         "its actions are continuous": not isinstance(distribution, Categorical),
         f"hidden_sizes {list(widths)}: kernels support up to {MAX_WIDTH}": not widths

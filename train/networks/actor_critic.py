@@ -27,11 +27,11 @@ ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu
 
 
 class MLP(nnx.Module):
-    """Linear layers, each followed by an activation.
+    """Linear layers, each followed by layer normalization if configured, and an activation.
 
     Args:
         in_features: width of the inputs.
-        config: activation, initializer and data type.
+        config: layer_norm, activation, initializer and data type.
         hidden_sizes: widths of the layers; None: those in `config`.
         rngs: random streams of flax.
     """
@@ -46,6 +46,7 @@ class MLP(nnx.Module):
     ):
         sizes = (in_features, *(config.hidden_sizes if hidden_sizes is None else hidden_sizes))
         self.activation = ACTIVATIONS[config.activation]
+        self.layer_norm = config.layer_norm
         self.depth = len(sizes) - 1
         self.num_features = sizes[-1]
         for i in range(self.depth):
@@ -53,10 +54,15 @@ class MLP(nnx.Module):
                 sizes[i], sizes[i + 1], config, math.sqrt(2), rngs, jnp.dtype(config.compute_dtype)
             )
             setattr(self, f"layer_{i}", layer)
+            if self.layer_norm:
+                setattr(self, f"norm_{i}", nnx.LayerNorm(sizes[i + 1], rngs=rngs))
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         for i in range(self.depth):
-            inputs = self.activation(getattr(self, f"layer_{i}")(inputs))
+            inputs = getattr(self, f"layer_{i}")(inputs)
+            if self.layer_norm:
+                inputs = getattr(self, f"norm_{i}")(inputs)
+            inputs = self.activation(inputs)
         return inputs.astype(jnp.float32)  # memory, heads and losses are float32
 
 

@@ -69,6 +69,70 @@ class ValueNetwork(nnx.Module):
         return values[..., 0] if self.single else values
 
 
+class CriticNetwork(nnx.Module):
+    """A trunk, optional head layers and a linear head: V(obs), or a value per discrete action.
+
+    With `recurrent_size` the trunk has a memory, and the values depend on all observations since
+    the start of the episode.
+
+    Args:
+        space: of one observation without its action mask, or of another input.
+        config: sizes, activation, initializer and memory; `shared_trunk` is ignored.
+        num_values: values per input, [..., num_values]; None: one, [...].
+        rngs: random streams of flax.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        config: NetworkConfig,
+        *,
+        num_values: int | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.trunk = Trunk(space, config, rngs=rngs)
+        size, sizes = self.trunk.num_features, config.head_hidden_sizes
+        self.mlp = MLP(size, config, sizes, rngs=rngs) if sizes else None
+        self.single = num_values is None
+        self.head = nnx.Linear(
+            sizes[-1] if sizes else size,
+            num_values or 1,
+            kernel_init=_initializer(config, 1.0),
+            dot_general=product,
+            rngs=rngs,
+        )
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the network has a recurrent memory."""
+        return self.trunk.cell is not None
+
+    def empty(self, shape: tuple[int, ...]) -> chex.ArrayTree | None:
+        """Return the carry at the start of an episode, leaves [*shape, ...]; None without one."""
+        return None if self.trunk.cell is None else self.trunk.cell.empty(shape)
+
+    def __call__(
+        self, obs: chex.ArrayTree, carry: chex.ArrayTree | None = None
+    ) -> tuple[jax.Array, chex.ArrayTree | None]:
+        """Advance one step, see `Trunk`. Return (values [...] or [..., num_values], next carry)."""
+        features, carry = self.trunk(obs, carry)
+        return self._values(features), carry
+
+    def unroll(
+        self,
+        obs: chex.ArrayTree,
+        carry: chex.ArrayTree,
+        restart: jax.Array,
+        start: chex.ArrayTree | None = None,
+    ) -> jax.Array:
+        """Advance T steps, see `Trunk.unroll`. Return values [T, M] or [T, M, num_values]."""
+        return self._values(self.trunk.unroll(obs, carry, restart, start))
+
+    def _values(self, features: jax.Array) -> jax.Array:
+        values = self.head(features if self.mlp is None else self.mlp(features))
+        return values[..., 0] if self.single else values
+
+
 FINAL_SCALE = 3e-3
 """bound of head weights: actions and values start near 0 (Lillicrap et al., 2016, section 7)"""
 

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import jax
 from flax import nnx
@@ -18,6 +18,14 @@ from wdjax.train.state.metric import Metric
 from wdjax.train.state.policy import Context, Policy, Team
 from wdjax.train.state.rows import Rollout
 from wdjax.train.state.state import Memory, PolicyState
+
+TeamUpdate: TypeAlias = tuple[
+    dict[str, PolicyState],
+    PolicyState | None,
+    dict[str, Memory],
+    dict[str, Mapping[str, jax.Array | Metric]],
+]
+"""the result of `Algorithm.update_team`: (states, shared, memories, metrics)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,12 +307,7 @@ class Algorithm(abc.ABC):
         rollout: Rollout,
         key: jax.Array,
         num_blocks: int,
-    ) -> tuple[
-        dict[str, PolicyState],
-        PolicyState | None,
-        dict[str, Memory],
-        dict[str, Mapping[str, jax.Array | Metric]],
-    ]:
+    ) -> TeamUpdate:
         """Learn from one rollout, all policies of a team together; by default each by `update`.
 
         Args:

@@ -203,6 +203,11 @@ class Team:
         """The policy whose optimizer, learning rate and options apply to the shared module."""
         return next(iter(self.policies.values()))
 
+    def module(self, shared: PolicyState) -> Any:
+        """Return the shared module with the parameters of its state."""
+        assert self.shared is not None
+        return nnx.merge(self.shared, shared.params)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:

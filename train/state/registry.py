@@ -27,7 +27,8 @@ ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "PPO": "wdjax.train.algorithms.ppo:PPO",
     "DDPG": "wdjax.train.algorithms.ddpg:DDPG",
 }
-
+OF_0_2 = ("A2C", "PPO", "DDPG")
+"""algorithms whose options are in every file of 0.2"""
 
 BLOCKS: dict[str, OptionsClass] = {"policies": PolicyConfig, "teams": TeamConfig}
 ConfigT = TypeVar("ConfigT", PolicyConfig, TeamConfig)
@@ -221,13 +222,19 @@ def flat_policy(path: str, given: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
+def inherits(name: str, others: Collection[str]) -> bool:
+    """Return whether an algorithm is a subclass of another one of these, as MAPPO is of PPO."""
+    cls = type(find_algorithm(name))
+    return any(type(find_algorithm(other)) in cls.__mro__[1:] for other in others)
+
+
 def without_unused(
     path: str,
     config: PolicyConfig | TeamConfig,
     given: Mapping[str, object],
     owned: Mapping[str, dataclasses.Field],
 ) -> dict[str, object]:
-    """Return options without unknown ones that other built-in algorithms have at this default.
+    """Return options without those of other algorithms of 0.2 at their defaults.
 
     Args:
         path: name of the policy or team, for messages.
@@ -249,13 +256,15 @@ def without_unused(
             hints = typing.get_type_hints(type(config))
             del hints["options"]
             raise unknown_field(f"{path}.", name, {**hints, **owned})
-        if value not in others.values() and str(value) not in map(str, others.values()):
+        usual = [others[other] for other in OF_0_2 if other in others]
+        if value not in usual and str(value) not in map(str, usual):
             unused.append(f"{path}.{name} = {value!r}")
-            owners |= others
+            owners |= {other: None for other in others if not inherits(other, others)}
     if unused:
         what, them = ("option", "it") if len(unused) == 1 else ("options", "them")
+        names = " and ".join(", ".join(owners).rsplit(", ", 1))
         raise ValueError(
-            f"{', '.join(unused)}: {config.algorithm} has no such {what} ({' and '.join(owners)} "
+            f"{', '.join(unused)}: {config.algorithm} has no such {what} ({names} "
             f"{'has' if len(owners) == 1 else 'have'} {them}). Remove {them}."
         )
     return {name: value for name, value in given.items() if name in owned}

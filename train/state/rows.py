@@ -76,6 +76,8 @@ class Rows(struct.PyTreeNode):
 class Evaluation(NamedTuple):
     """Outputs for a batch of transitions under the parameters being trained.
 
+    A custom `evaluate` may leave out what its loss does not read.
+
     Attributes:
         log_prob: [B] float32, log-probability of the actions.
         entropy: [B] float32, entropy of the action distribution.
@@ -83,9 +85,9 @@ class Evaluation(NamedTuple):
         extra: further arrays for the loss by name, [B] each, from a custom `evaluate`.
     """
 
-    log_prob: jax.Array
-    entropy: jax.Array
-    value: jax.Array
+    log_prob: jax.Array = None  # type: ignore[assignment]  # a loss reads what is there
+    entropy: jax.Array = None  # type: ignore[assignment]
+    value: jax.Array = None  # type: ignore[assignment]
     extra: dict[str, jax.Array] = {}  # noqa: RUF012
 
 
