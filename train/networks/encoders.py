@@ -268,12 +268,13 @@ POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "sum": lambda rows, present: jnp.sum(rows, -2, where=present),
 }
 
-# Name in a preset -> class; any other encoder is named by its import path.
-ENCODERS: dict[str, type] = {
+# Name in a preset -> class or import path; any other encoder is named by its import path.
+ENCODERS: dict[str, type | str] = {
     "flat": FlatEncoder,
     "fourier": Fourier,
     "deep_sets": DeepSets,
     "attention": Attention,
+    "cnn": "wdjax.train.networks.convolutions:CNN",
 }
 
 
@@ -305,7 +306,7 @@ def encoder_class(name: str, field: str = "network.encoder") -> type:
     return module_class("encoder", field, name, ENCODERS)
 
 
-def module_class(kind: str, field: str, name: str, known: Mapping[str, type]) -> type:
+def module_class(kind: str, field: str, name: str, known: Mapping[str, type | str]) -> type:
     """Return the nnx.Module class with a known name or import path. Raise as `encoder_class`."""
     custom = (
         f'a custom {kind} is "package.module:Class", or registered in this process by '

@@ -16,6 +16,7 @@ from wdjax.envs.tag.continuous import split_observation
 from wdjax.train import NetworkConfig, PolicyConfig, make_learner, register_encoder
 from wdjax.train.networks import encoders
 from wdjax.train.networks.checks import check_encoder, check_options
+from wdjax.train.networks.convolutions import CNN
 from wdjax.train.networks.encoders import (
     ENCODERS,
     POOLS,
@@ -381,3 +382,52 @@ def test_set_encoders_reject_normalized_observations():
         match=r"policies\.agent\.normalize_observation = True: must be false with .*attention",
     ):
         make_learner(tiny_config("probe_signal", {"agent": policy}))
+
+
+IMAGE = Box(0.0, 1.0, (5, 6, 2))
+
+
+@pytest.mark.parametrize(("padding", "stride"), [("valid", 1), ("valid", 2), ("same", 1)])
+def test_cnn_by_hand(padding, stride):
+    encoder = CNN(IMAGE, channels=(3,), padding=padding, stride=stride, rngs=nnx.Rngs(0))
+    image = np.random.default_rng(0).normal(size=(2, 5, 6, 2)).astype(np.float32)
+    kernel = np.asarray(encoder.layer_0.kernel[...])  # [3, 3, 2, 3]
+    border = 1 if padding == "same" else 0
+    padded = np.pad(image, [(0, 0), (border,) * 2, (border,) * 2, (0, 0)])
+    rows, columns = (range(0, side - 2, stride) for side in padded.shape[1:3])
+    wanted = np.array(
+        [
+            [
+                [np.einsum("hwc,hwco->o", one[i : i + 3, j : j + 3], kernel) for j in columns]
+                for i in rows
+            ]
+            for one in padded
+        ]
+    )
+    found = encoder(jnp.asarray(image))
+    assert found.shape == (2, encoder.num_features)
+    np.testing.assert_allclose(found, np.maximum(wanted, 0.0).reshape(2, -1), rtol=1e-4, atol=1e-4)
+
+
+def test_cnn_appends_other_parts_and_takes_several_layers():
+    space = Dict({"agent_type": Discrete(3), "obs": IMAGE})
+    options = {"channels": (4, 8), "kernel_size": (3, 2), "layer_norm": True}
+    encoder = CNN(space, **options, rngs=nnx.Rngs(0))
+    obs = {"agent_type": jnp.array([[2], [0]]), "obs": jnp.ones((2, 1, 5, 6, 2), jnp.int32)}
+    features = encoder(obs)
+    assert features.shape == (2, 1, encoder.num_features) == (2, 1, 2 * 3 * 8 + 3)
+    np.testing.assert_array_equal(features[:, 0, -3:], [[0, 0, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "error", "words"),
+    [
+        (Box(0.0, 1.0, (5,)), {}, TypeError, "a Box [height, width, channels], or a Dict"),
+        (IMAGE, {"kernel_size": 6}, ValueError, "kernel_size = 6: must be kernels that fit into"),
+        (IMAGE, {"stride": [1, 2]}, ValueError, "stride = [1, 2]: must be a number, or 1 numbers"),
+        (IMAGE, {"padding": "full"}, ValueError, "padding"),
+    ],
+)  # fmt: skip
+def test_cnn_refuses(space, options, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        CNN(space, **options, rngs=nnx.Rngs(0))
