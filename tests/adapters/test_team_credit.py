@@ -57,6 +57,11 @@ class Battle:
         return Discrete(3)
 
 
+class Watched(Battle):
+    def get_world_state(self, state):
+        return jnp.stack([state["dead"], state["played"] > 0])
+
+
 class Unmasked(Battle):
     get_avail_actions = property()  # hasattr is false, as in environments without masks
 
@@ -145,3 +150,14 @@ def test_episode_return_includes_rewards_of_dead_agents(credit, expected, regist
     learner = make_learner(config)
     _, metrics = learner.update(learner.init(jax.random.key(0)))
     np.testing.assert_allclose(metrics["soldier/episode_return"], expected)
+
+
+def test_world_state_is_the_global_state():
+    env, params = from_jaxmarl(Watched(), credit="team")
+    assert env.global_state_space(params).shape == (4,)
+    _, state = env.reset(jax.random.key(0), params)
+    for _ in range(2):
+        action = {"soldier": jnp.array([1, 0])}
+        state = env.step(jax.random.key(1), state, action, params)[1]
+    np.testing.assert_array_equal(env.global_state(state, params), [0.0, 1.0, 1.0, 0.0])
+    assert from_jaxmarl(Battle(), credit="team")[0].global_state_space(params) is None

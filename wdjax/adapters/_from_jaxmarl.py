@@ -7,7 +7,7 @@ import importlib
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from flax import struct
 from wdjax.adapters import _foreign as foreign
 from wdjax.adapters._foreign import ForeignEnv, State, cast_obs, translate_space
 from wdjax.checks import did_you_mean, require_known
-from wdjax.spaces import Dict, MultiDiscrete, Space
+from wdjax.spaces import Box, Dict, MultiDiscrete, Space
 from wdjax.stepping import StepResult
 
 MASK = "action_mask"
@@ -51,7 +51,10 @@ class JaxMARLEnv(ForeignEnv):
 
     def __post_init__(self):
         require_known("credit", self.credit, ("agent", "team"))
-        _ = self.members  # outside of any trace, because JaxMARL creates arrays for its spaces
+        _ = (
+            self.members,
+            self.world_size,
+        )  # outside of any trace, because JaxMARL creates arrays for its spaces
 
     @functools.cached_property
     def members(self) -> dict[str, Group]:
@@ -108,6 +111,22 @@ class JaxMARLEnv(ForeignEnv):
                 for name, group in self.members.items()
             }
         )
+
+    @functools.cached_property
+    def world_size(self) -> int:
+        """Number of entries of the world state; 0: there is none."""
+        with jax.numpy_rank_promotion("allow"):
+            _, inner = jax.eval_shape(self.inner.reset, jax.random.key(0))
+            state = jax.eval_shape(functools.partial(world_state, self.inner), inner)
+        return 0 if state is None else state.size
+
+    def global_state_space(self, params: Params) -> Box | None:
+        return Box(-np.inf, np.inf, (self.world_size,)) if self.world_size else None
+
+    def global_state(self, state: State, params: Params) -> jax.Array:
+        with jax.numpy_rank_promotion("allow"):
+            whole = cast(jax.Array, world_state(self.inner, state.inner))
+            return jnp.ravel(whole).astype(jnp.float32)
 
     def _observe(
         self, obs: Mapping[str, Any], inner: Any, dead: Mapping[str, jax.Array]
@@ -213,7 +232,7 @@ def from_jaxmarl(
     Returns:
         (env, params). Supported spaces are Box, Discrete, MultiDiscrete and Dict. A Box has the
         shape that `reset` returns, and its dtype if a cast to the declared dtype would lose
-        information. Observations of no agent (`world_state`) are dropped. `info` keeps scalars.
+        information. `get_world_state` becomes `global_state`. `info` keeps scalars.
 
     Raises:
         TypeError: if `env` is not a JaxMARL environment, cannot be hashed, or has an unsupported
@@ -282,6 +301,18 @@ def available_actions(env: Any, state: Any) -> Mapping[str, jax.Array] | None:
         with contextlib.suppress(NotImplementedError):  # raised by the base class of JaxMARL
             if hasattr(env, name):
                 return getattr(env, name)(state)
+    return None
+
+
+def world_state(env: Any, state: Any) -> jax.Array | None:
+    """Return the state of the whole environment, or None if there is none.
+
+    A dict by agent, as of MPE_simple_facmac, is none.
+    """
+    with contextlib.suppress(NotImplementedError):
+        if hasattr(env, "get_world_state"):
+            whole = env.get_world_state(state)
+            return None if isinstance(whole, Mapping) else whole
     return None
 
 

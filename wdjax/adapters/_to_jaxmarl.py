@@ -82,6 +82,10 @@ class WdjaxInJaxMARL(MultiAgentEnv):
         state = JaxMARLState(env_state, obs, jnp.bool_(False), jnp.int32(0))
         return self.get_obs(state), state
 
+    def get_world_state(self, state: JaxMARLState) -> jax.Array:
+        """Return the global state of the environment, [S]; NotImplementedError if it has none."""
+        return self.wdjax_env.global_state(state.env_state, self._params)
+
     def step_env(
         self, key: jax.Array, state: JaxMARLState, actions: Mapping[str, jax.Array]
     ) -> tuple[dict, JaxMARLState, dict, dict, dict]:
