@@ -25,6 +25,7 @@ from wdjax.train.state.rows import KEPT
 ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "A2C": "wdjax.train.algorithms.a2c:A2C",
     "PPO": "wdjax.train.algorithms.ppo:PPO",
+    "MAPPO": "wdjax.train.algorithms.mappo:MAPPO",
     "DDPG": "wdjax.train.algorithms.ddpg:DDPG",
 }
 OF_0_2 = ("A2C", "PPO", "DDPG")
