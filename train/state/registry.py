@@ -26,6 +26,7 @@ ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "A2C": "wdjax.train.algorithms.a2c:A2C",
     "PPO": "wdjax.train.algorithms.ppo:PPO",
     "MAPPO": "wdjax.train.algorithms.mappo:MAPPO",
+    "PQN": "wdjax.train.algorithms.pqn:PQN",
     "DDPG": "wdjax.train.algorithms.ddpg:DDPG",
 }
 OF_0_2 = ("A2C", "PPO", "DDPG")

@@ -1,0 +1,338 @@
+"""Parallelised Q-network (PQN): Q-learning from rollouts, without replay or target network.
+
+Source: Gallici et al., "Simplifying Deep Temporal Difference Learning" (2024). The sum over a team:
+Sunehag et al., "Value-Decomposition Networks For Cooperative Multi-Agent Learning" (2017).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wdjax.checks import require
+from wdjax.spaces import Discrete
+from wdjax.train.algorithms.returns import final_fields
+from wdjax.train.algorithms.team_values import sum_over_agents, team_batch, team_value
+from wdjax.train.learning import (
+    Algorithm,
+    Assignment,
+    Batch,
+    Context,
+    CriticNetwork,
+    Evaluation,
+    Experience,
+    Hypers,
+    Mean,
+    Memory,
+    Metric,
+    Metrics,
+    Policy,
+    PolicyConfig,
+    PolicyState,
+    Rollout,
+    Schedule,
+    Team,
+    Terms,
+    TrainConfig,
+    experience,
+    fit,
+    gae,
+    make_optimizer,
+    next_value,
+    played_metrics,
+    require_minibatches,
+    sample_blocks,
+    static,
+    traced,
+    update_normalizers,
+)
+from wdjax.train.state.algorithm import TeamUpdate
+from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, Params
+from wdjax.train.state.engine import Evaluate
+from wdjax.train.state.normalization import new_normalizer
+
+
+@dataclasses.dataclass(frozen=True)
+class PQNOptions:
+    """Options of PQN. Traced fields can be swept without recompiling."""
+
+    gamma: float = traced(0.99, allowed="between 0 and 1")
+    """Discount factor."""
+    q_lambda: float = traced(0.65, allowed="between 0 and 1")
+    """Lambda of the targets. 0: one step. 1: the return until the end of the episode or rollout."""
+    epsilon: Schedule = traced(((0, 1.0), (100_000, 0.05)), allowed="between 0 and 1")
+    """Probability of a random action in training."""
+    reward_scale: float = traced(1.0, allowed="above 0")
+    """Factor of rewards in the targets."""
+    epochs: int = static(2, allowed="at least 1 and below 2**31")
+    """Passes over a rollout per update."""
+    minibatches: int = static(4, allowed="at least 1 and below 2**31")
+    """Gradient steps per epoch. Must divide the transitions of a block (see PPO); for recurrent
+    networks, its sequences."""
+    mixer: Literal["none", "sum"] = static("none")
+    """none: each agent learns the value of its own return. sum: the team learns the sum of the
+    values of its agents from the sum of their rewards (PQN-VDN)."""
+
+
+class PQN(Algorithm):
+    """Epochs of minibatches on the squared error to lambda returns of the greedy policy.
+
+    The network should have layer normalization (`network.layer_norm: true`), which takes the place
+    of a target network.
+    """
+
+    Options = PQNOptions
+
+    def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
+        space, what = assignment.action_space, f"policies.{name}.algorithm: the action space"
+        require(isinstance(space, Discrete), what, space, "Discrete")
+        agents = assignment.num_agents if run.policy(name).options.mixer == "none" else 1
+        is_recurrent = run.policy(name).network.recurrent_size > 0
+        require_minibatches(name, run, agents, is_recurrent)
+        super().check(name, run, assignment)
+
+    def make_network(
+        self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
+    ) -> nnx.Module:
+        num_values = cast(Discrete, assignment.action_space).n
+        space = assignment.network_space
+        return CriticNetwork(space, config.network, num_values=num_values, rngs=rngs)
+
+    def init(self, policy: Policy, params: Params) -> PolicyState:
+        config, space = policy.config, policy.assignment.observation_space
+        normalizer = new_normalizer(config.normalize_observation, False, space)
+        alone = config.trainable and config.options.mixer == "none"
+        optimizer = make_optimizer(config, config.max_grad_norm)
+        return PolicyState(params, optimizer.init(params) if alone else None, normalizer)
+
+    def init_shared(
+        self, team: Team, states: Mapping[str, PolicyState], params: Params | None
+    ) -> PolicyState | None:
+        """Return the optimizer of all policies of a team with `mixer: sum`."""
+        config = team.first.config
+        if config.options.mixer == "none":
+            return None
+        optimizer = make_optimizer(config, config.max_grad_norm)
+        return PolicyState({}, optimizer.init({name: own.params for name, own in states.items()}))
+
+    def init_carry(self, policy: Policy, num_envs: int) -> Carry:
+        shape = (num_envs, policy.assignment.num_agents)
+        return None if policy.memory is None else policy.memory.empty(shape)
+
+    def q_values(
+        self, policy: Policy, state: PolicyState, obs: Observation, carry: Carry = None
+    ) -> tuple[jax.Array, Carry]:
+        """Return (values of all actions [..., actions], next carry).
+
+        Args:
+            policy: static part of the policy.
+            state: state of the policy.
+            obs: leaves [..., *part].
+            carry: from the previous step, leaves [..., *part]; None if not recurrent.
+        """
+        seen, mask = policy.inputs(state, obs)
+        values, carry = nnx.merge(policy.graphdef, state.params)(seen, carry)
+        return policy.masked(values, mask), carry
+
+    def value(
+        self, policy: Policy, state: PolicyState, obs: Observation, carry: Carry
+    ) -> jax.Array:
+        """Return max_a Q(obs, a), [...]."""
+        return jnp.max(self.q_values(policy, state, obs, carry)[0], axis=-1)
+
+    def act(
+        self,
+        policy: Policy,
+        state: ActingState,
+        carry: Carry,
+        obs: Observation,
+        keys: jax.Array,
+        hypers: Hypers,
+    ) -> tuple[jax.Array, Fields, Carry]:
+        """Take a random allowed action with probability epsilon, else the best one."""
+        q, carry = self.q_values(policy, state, obs, carry)
+        epsilon = hypers["epsilon"] if policy.config.trainable else 0.0
+        allowed = (q > -1e8).astype(jnp.float32)  # `masked` sets -1e9
+        random = allowed / jnp.sum(allowed, axis=-1, keepdims=True)
+        best = jax.nn.one_hot(jnp.argmax(q, axis=-1), q.shape[-1])
+        probability = epsilon * random + (1.0 - epsilon) * best
+        action = sample_blocks(policy.distribution, keys, jnp.log(probability))
+        return action, {"value": jnp.max(q, axis=-1)}, carry
+
+    def play(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        carry: Carry,
+        obs: Observation,
+        keys: jax.Array,
+        greedy: bool,
+    ) -> tuple[jax.Array, Carry]:
+        q, carry = self.q_values(policy, state, obs, carry)
+        return jnp.argmax(q, axis=-1).astype(jnp.int32), carry
+
+    def describe(
+        self, policy: Policy, state: PolicyState, carry: Carry, obs: Observation
+    ) -> Fields:
+        return {"value": self.value(policy, state, obs, carry)}
+
+    def end_of_step(
+        self,
+        policy: Policy,
+        state: ActingState,
+        carry: Carry,
+        final_obs: Observation,
+        truncated: jax.Array | None,
+    ) -> Fields:
+        return final_fields(policy, state, carry, final_obs, truncated)
+
+    def loss(
+        self, new: Evaluation, batch: Batch, options: PQNOptions, mean: Mean
+    ) -> tuple[jax.Array, Terms]:
+        """Return the loss and its metrics: mean((Q(obs, action) - target)^2) / 2.
+
+        With `mixer: sum`, Q is the sum of the values of a team's agents.
+        """
+        means = mean({"q_loss": 0.5 * (new.value - batch.target) ** 2, "q_mean": new.value})
+        return means["q_loss"], means
+
+    def chosen(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        obs: Observation,
+        action: jax.Array,
+        carry: Carry = None,
+        restart: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return Q(obs, action), [...].
+
+        Args:
+            policy: static part of the policy.
+            state: its state, with the parameters being trained.
+            obs: leaves [..., *part]; [T, M, *part] for a recurrent policy.
+            action: [...] int32.
+            carry: carry of a recurrent policy before the first step, leaves [M, *part].
+            restart: [T, M] bool, an episode starts with this step.
+        """
+        if carry is None:
+            q, _ = self.q_values(policy, state, obs)
+        else:
+            seen, mask = policy.inputs(state, obs)
+            network = nnx.merge(policy.graphdef, state.params)
+            q = policy.masked(network.unroll(seen, carry, restart), mask)
+        return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
+
+    def update(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        memory: Memory,
+        hypers: Hypers,
+        rollout: Rollout,
+        key: jax.Array,
+        num_blocks: int,
+    ) -> tuple[PolicyState, Memory, Metrics]:
+        """Compute the targets, then take epochs x minibatches gradient steps.
+
+            target_t = r_t + gamma (1 - terminated_t)
+                       ((1 - lambda) max_a Q(obs_{t+1}, a) + lambda target_{t+1})
+
+        This is `gae` with V = max_a Q. It bootstraps at truncations and after the last step.
+        """
+        data, following = self.experience(policy, state, hypers, rollout)
+        terminated, discount = data.rows.terminated, (data.gamma, data.gae_lambda)
+        target = gae(data.reward, data.value, following, terminated, data.ends, *discount)[1]
+        batch = Batch.of_values(data.rows.obs, data.value, target, data.valid)
+        batch = batch.replace(action=data.rows.action)
+        if policy.is_recurrent:
+            batch = batch.in_sequences(rollout.over, rollout.first_carry[policy.name])
+
+        def evaluate(policy: Policy, state: PolicyState, batch: Batch) -> Evaluation:
+            sequences = (batch.carry, batch.restart)
+            return Evaluation(value=self.chosen(policy, state, batch.obs, batch.action, *sequences))
+
+        state, losses = self.fit(policy, state, hypers, batch, key, num_blocks, evaluate)
+        state, memory = update_normalizers(state, memory, data, None)
+        return state, memory, played_metrics(data.rows) | losses
+
+    def update_team(
+        self,
+        team: Team,
+        states: dict[str, PolicyState],
+        shared: PolicyState | None,
+        memories: dict[str, Memory],
+        hypers: Mapping[str, Hypers],
+        rollout: Rollout,
+        key: jax.Array,
+        num_blocks: int,
+    ) -> TeamUpdate:
+        """With `mixer: sum`, update all policies as `update`, for the sums over their agents.
+
+        A transition is a step of a replica. Agents that have left an episode do not count.
+        """
+        if shared is None:
+            return super().update_team(
+                team, states, shared, memories, hypers, rollout, key, num_blocks
+            )
+        first = team.first
+        data, following = {}, {}
+        for name, policy in team.policies.items():
+            data[name], following[name] = self.experience(
+                policy, states[name], hypers[first.name], rollout
+            )
+        total = functools.partial(
+            sum_over_agents, active={name: own.rows.live for name, own in data.items()}
+        )
+        goes_on = {name: ~own.rows.terminated for name, own in data.items()}
+        value = total({name: own.value for name, own in data.items()})
+        target = gae(
+            total({name: own.reward for name, own in data.items()}),
+            value,
+            total({name: following[name] * goes_on[name] for name in data}),
+            total(goes_on) == 0,
+            rollout.over[..., None],
+            data[first.name].gamma,
+            data[first.name].gae_lambda,
+        )[1]
+        batch = team_batch(team, data, rollout, value, target)
+        evaluate = functools.partial(team_value, self.chosen, team.policies, states)
+        joint = PolicyState({name: own.params for name, own in states.items()}, shared.opt_state)
+        joint, losses = self.fit(first, joint, hypers[first.name], batch, key, num_blocks, evaluate)
+        states, memories = dict(states), dict(memories)
+        metrics: dict[str, Mapping[str, jax.Array | Metric]] = {}
+        for name, own in data.items():
+            state = states[name].replace(params=joint.params[name])
+            states[name], memories[name] = update_normalizers(state, memories[name], own, None)
+            metrics[name] = {**played_metrics(own.rows), **losses}
+        return states, shared.replace(opt_state=joint.opt_state), memories, metrics
+
+    def experience(
+        self, policy: Policy, state: PolicyState, hypers: Hypers, rollout: Rollout
+    ) -> tuple[Experience, jax.Array]:
+        """Return (transitions with scaled rewards, values after each of them [T, N, n])."""
+        options = policy.options(hypers)
+        data = experience(policy, state, rollout, options.gamma, options.q_lambda)
+        data = data.replace(reward=options.reward_scale * data.reward)
+        return data, next_value(policy, state, rollout, data)
+
+    def fit(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        hypers: Hypers,
+        batch: Batch,
+        key: jax.Array,
+        num_blocks: int,
+        evaluate: Evaluate,
+    ) -> tuple[PolicyState, Terms]:
+        """Call `fit` with the options of a policy."""
+        options = policy.options(hypers)
+        steps = {"epochs": options.epochs, "minibatches": options.minibatches}
+        return fit(
+            self.loss, policy, state, hypers, batch, key, num_blocks, evaluate=evaluate, **steps
+        )
