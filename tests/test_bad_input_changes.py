@@ -62,8 +62,8 @@ OTHER = [
      "unknown field policies.agent.lambda: did you mean 'gae_lambda'?"),
     ({"policies.agent.ent_coef": 1},
      "unknown field policies.agent.ent_coef: did you mean 'entropy_coefficient'?"),
-    ({"policies.agent.network.layers": 1},
-     "unknown field policies.agent.network.layers: known names: activation,"),
+    ({"policies.agent.network.depth": 1},
+     "unknown field policies.agent.network.depth: known names: activation,"),
     ({"policies.agent.network.hidden_size": 1},
      "unknown field policies.agent.network.hidden_size: did you mean 'hidden_sizes'?"),
     ({"policies.agent.network.hidden_sizes": [64.5]},
@@ -103,9 +103,9 @@ OTHER = [
     ({"policies.agent.epochs": -1, "policies.agent.algorithm": "PPO"},
      "policies.agent.epochs = -1: must be at least 1"),
     ({"policies.agent.epochs": 4, "policies.agent.algorithm": "A2C"},
-     "policies.agent.epochs = 4: A2C has no such option (PPO has it). Remove it."),
+     "policies.agent.epochs = 4: A2C has no such option (PPO and PQN have it). Remove it."),
     ({"policies.agent.minibatches": 2, "policies.agent.algorithm": "A2C"},
-     "policies.agent.minibatches = 2: A2C has no such option (PPO has it). Remove it."),
+     "policies.agent.minibatches = 2: A2C has no such option (PPO and PQN have it). Remove it."),
     ({"policies.agent.minibatches": 3, "policies.agent.algorithm": "PPO"},
      "policies.agent.minibatches = 3: must be a divisor of 12500, the number of transitions per "
      "block"),
@@ -246,8 +246,8 @@ def test_malformed_changes_of_a_preset_raise(preset, changes, words):
 @pytest.mark.parametrize(
     ("preset", "algorithm", "names", "owners"),
     [
-        ("cartpole_ppo", "A2C", ["epochs", "minibatches"], "PPO has them"),
-        ("pendulum_ppo", "DDPG", ["action_distribution", "epochs"], "A2C and PPO have them"),
+        ("cartpole_ppo", "A2C", ["epochs", "minibatches"], "PPO and PQN have them"),
+        ("pendulum_ppo", "DDPG", ["action_distribution", "epochs"], "A2C, PPO and PQN have them"),
     ],
 )
 def test_all_options_that_an_algorithm_lacks_are_refused_at_once(preset, algorithm, names, owners):
@@ -275,7 +275,8 @@ def test_changing_the_algorithm_drops_options_of_the_preset(preset, algorithm):
     assert not hasattr(after.options, "epochs")
     message = refusal(load_config, preset, **change, **{"policies.agent.epochs": 4})
     assert message == (
-        f"policies.agent.epochs = 4: {algorithm} has no such option (PPO has it). Remove it."
+        f"policies.agent.epochs = 4: {algorithm} has no such option (PPO and PQN have it). "
+        "Remove it."
     )
 
 

@@ -124,7 +124,7 @@ COMMANDS = [
     ([*TRAIN, AGENT + "clip", "0.1"],
      "clip, 0.1: policies.agent.clip = '0.1': A2C has no such option (PPO has it)"),
     ([*TRAIN, AGENT + "minibatches", "3"],
-     "policies.agent.minibatches = '3': A2C has no such option (PPO has it)"),
+     "policies.agent.minibatches = '3': A2C has no such option (PPO and PQN have it)"),
     ([*TRAIN, AGENT + "trainable", "maybe"],
      "invalid choice 'maybe' for argument '--policies.agent.trainable'"),
     ([*TRAIN, AGENT + "learning-rate", "-1"],

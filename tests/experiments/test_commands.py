@@ -126,8 +126,8 @@ def test_completion_in_a_shell(capsys, tmp_path):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
     assert completed("re") == ["render", "report"]
-    assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo"]
-    assert completed("diff", "cartpole", "tag_s") == ["tag_small"]
+    assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo", "cartpole_pqn"]
+    assert completed("diff", "cartpole", "tag_s") == ["tag_small", "tag_small_mappo"]
     assert completed("train", "cartpole", "--st") == ["--stop-at"]
     assert completed("train", "cartpole", "--he") == ["--help"]
     assert completed("train", "cartpole", "--policies.agent.clip") == []  # not an option of A2C

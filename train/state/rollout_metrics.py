@@ -54,6 +54,18 @@ A2C and PPO:
     grad_clip_fraction            fraction of steps with a clipped gradient
     entropy_coefficient, value_coefficient                     in this update
 
+MAPPO, for a team named TEAM/name:
+
+    value_loss                    of the critic, with normalize_value in squared deviations
+    critic_grad_norm              global norm of the gradient of the critic before clipping
+    critic_grad_clip_fraction     fraction of steps with a clipped gradient of the critic
+
+PQN:
+
+    loss, q_loss                  mean of (Q(obs, action) - target)^2 / 2
+    q_mean                        mean of Q(obs, action); with mixer "sum", of the sums
+    epsilon                       in this update
+
 DDPG; metrics of steps are NaN until the buffer contains `warmup` transitions:
 
     action_mean, action_min/i, action_max/i                    actions as passed to the environment

@@ -430,7 +430,7 @@ def test_wrong_options_are_refused(changes, words):
 
 OF_OTHERS = [
     ({"normalize_reward": True}, r"normalize_reward = True: DDPG has no such option \(A2C and PPO"),
-    ({"epochs": 4}, r"epochs = 4: DDPG has no such option \(PPO has it\)\. Remove it"),
+    ({"epochs": 4}, r"epochs = 4: DDPG has no such option \(PPO and PQN have it\)\. Remove it"),
     (
         {"action_distribution": "squashed_gaussian"},
         r"action_distribution = 'squashed_gaussian': DDPG",

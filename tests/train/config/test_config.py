@@ -52,7 +52,7 @@ UNKNOWN = [
         r"env_params: unknown parameter of CartPole 'gravty': did you mean 'gravity'\?",
     ),
     ({"env": "cartpol"}, r"unknown environment 'cartpol': did you mean 'cartpole'\?"),
-    ({f"{AGENT}.algorithm": "DQN"}, r"policies\.agent\.algorithm = 'DQN': .*A2C.*PPO"),
+    ({f"{AGENT}.algorithm": "Rainbow"}, r"policies\.agent\.algorithm = 'Rainbow': .*A2C.*PPO"),
     ({f"{AGENT}.optimizer": "adm"}, r"policies\.agent\.optimizer = 'adm': did you mean 'adam'\?"),
     (
         {f"{AGENT}.action_distribution": "squashed"},
@@ -338,7 +338,7 @@ OUT_OF_PLACE = [  # fields that an algorithm, an environment or a policy does no
     (
         "cartpole",
         {f"{AGENT}.epochs": 2},
-        r"policies\.agent\.epochs = 2: A2C has no such option \(PPO has it\)",
+        r"policies\.agent\.epochs = 2: A2C has no such option \(PPO and PQN have it\)",
     ),
     (
         "cartpole",
@@ -460,9 +460,7 @@ def test_an_option_of_another_algorithm_is_dropped_at_its_default(name, value):
 
 def test_options_of_a_replaced_algorithm_are_refused():
     policy = dataclasses.replace(load_config("cartpole_ppo").policies["agent"], algorithm="A2C")
-    words = (
-        r"policies\.agent\.epochs = 4, .*: A2C has no such options \(PPO has them\)\. Remove them"
-    )
+    words = r"policies\.agent\.epochs = 4, .*: A2C has no such options \(PPO and PQN have them\)"
     with pytest.raises(ValueError, match=words):
         load_config("cartpole_ppo", **{AGENT: policy})
     one = PolicyConfig(algorithm="A2C", options={"epochs": 4})

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 from box_probes import tiny_ddpg
-from probes import tiny_config, tiny_policy
+from probes import NETWORK, tiny_config, tiny_policy
 from reference_on_policy import deviation_along
 
-from wdjax.train import Rows, make_learner
+from wdjax.train import PolicyConfig, Rows, make_learner
 from wdjax.train.host.loop import Chunk, Part, row_of_run
 from wdjax.train.learner.learner import update_share
 from wdjax.train.learning import Categorical, Metric
@@ -68,6 +68,12 @@ def test_table_lists_exactly_the_reported_metrics():
     }
     policies["agent"] = dataclasses.replace(ppo, agents=("worker[1]",))
     names |= reported("probe_shift", policies)
+    critic, values = (
+        PolicyConfig(algorithm=name, network=NETWORK, options={"epochs": 2, "minibatches": 2})
+        for name in ("MAPPO", "PQN")
+    )
+    runner = dataclasses.replace(values, agents=("runner",))
+    names |= reported("tag_gridworld", {"tagger": critic, "agent": runner})
     listed = table()
     of_env = {"episode_tags": "episode_X", "time_to_tag": "NAME of `Env.info_ratios`"}
     assert {of_env.get(name, name) for name in names} == listed

@@ -1,0 +1,320 @@
+"""MAPPO and PQN: numbers by hand, exact resume, devices, populations, masks, memory, opponents."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wdjax.train import (
+    Trainer,
+    cross_play,
+    evaluate,
+    load_config,
+    load_run,
+    make_learner,
+    with_hypers,
+)
+from wdjax.train.learning import gae
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+NETWORK = {"hidden_sizes": [16], "activation": "tanh"}
+MEMORY = {**NETWORK, "recurrent_size": 8}
+STEPS = {"epochs": 2, "minibatches": 2}
+# name -> (algorithm with options, fields of both policies)
+CASES = {
+    "MAPPO": ({"algorithm": "MAPPO", **STEPS, "gamma": 0.5}, {"network": NETWORK}),
+    "MAPPO, PopArt": (
+        {"algorithm": "MAPPO", **STEPS, "normalize_value": True, "critic_observes": False},
+        {"network": NETWORK, "normalize_observation": True},
+    ),
+    "MAPPO, GRU": ({"algorithm": "MAPPO", **STEPS}, {"network": MEMORY}),
+    "PQN": ({"algorithm": "PQN", **STEPS}, {"network": {**NETWORK, "layer_norm": True}}),
+    "PQN, sum": ({"algorithm": "PQN", **STEPS, "mixer": "sum"}, {"network": NETWORK}),
+    "PQN, GRU": ({"algorithm": "PQN", **STEPS}, {"network": MEMORY}),
+    "PQN, sum, GRU": ({"algorithm": "PQN", **STEPS, "mixer": "sum"}, {"network": MEMORY}),
+}
+SLOW = ("MAPPO, GRU", "PQN, GRU", "PQN, sum, GRU")
+each_case = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
+
+
+def match(name, **changes):
+    """Return a run in which a caller and two answerers are a team."""
+    team, policy = CASES[name]
+    policy = {"learning_rate": 1e-2, **policy}
+    config = {
+        "env": "match_env:Match",
+        "policies": {"caller": policy, "answerer": policy},
+        "teams": {"pair": {"policies": ["caller", "answerer"], **team}},
+        "num_envs": 16,
+        "rollout_length": 4,
+        "num_blocks": 4,
+        "devices": 1,
+    }
+    return load_config(config, **changes)
+
+
+def arrays(tree):
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return [
+        np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        for leaf in jax.tree.leaves(tree)
+    ]
+
+
+def assert_same(one, other, **tolerance):
+    for a, b in zip(arrays(one), arrays(other), strict=True):
+        np.testing.assert_allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance})
+
+
+@each_case
+def test_a_run_resumes_exactly(name, tmp_path):
+    config = match(name, updates_per_chunk=1, total_env_steps=3 * 16 * 4)
+    learner = make_learner(config)
+    start = learner.init(jax.random.key(config.seed))
+    whole, metrics = learner.run(start, num_updates=3)
+    assert all(np.isfinite(metrics[f"{policy}/loss"]).all() for policy in config.policies)
+    part, _ = learner.run(start, num_updates=1)
+    assert_same(learner.run(part, num_updates=2)[0], whole)
+    run = tmp_path / "run"
+    Trainer(config, run, quiet=True, pictures=False).train()
+    assert_same(load_run(run, trust=["match_env"])[1], whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_two_devices_learn_as_one(name):
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    one, two = (
+        (learner := make_learner(match(name, devices=devices))).run(
+            learner.init(jax.random.key(0)), num_updates=3
+        )[0]
+        for devices in (1, 2)
+    )
+    assert_same((one.policies, one.shared), (two.policies, two.shared), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_members_of_a_population_equal_their_solo_runs(name):
+    learner = make_learner(match(name))
+    keys, gammas = jax.random.split(jax.random.key(1), 2), jnp.array([0.2, 0.8])
+    states = with_hypers(jax.vmap(learner.init)(keys), **{"pair.gamma": gammas})
+    together, _ = jax.vmap(lambda state: learner.run(state, num_updates=3))(states)
+    for i in range(2):
+        start = with_hypers(learner.init(keys[i]), **{"pair.gamma": float(gammas[i])})
+        alone, _ = learner.run(start, num_updates=3)
+        member = jax.tree.map(lambda leaf, i=i: leaf[i], (together.policies, together.shared))
+        assert_same(member, (alone.policies, alone.shared), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MAPPO", "MAPPO, GRU", "PQN", "PQN, sum"])
+def test_a_team_learns_to_cooperate(name):
+    """Random play matches in 1 of 2 * 3 * 3 steps; the best possible is every step."""
+    changes = {"num_envs": 64, "rollout_length": 6, "teams.pair.epochs": 4}
+    if "PQN" in name:
+        changes |= {"teams.pair.epsilon": [[0, 1.0], [15_000, 0.02]], "teams.pair.gamma": 0.1}
+    learner = make_learner(match(name, **changes))
+    _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=100)
+    assert np.nanmean(metrics["episode_matches"][:3]) / 3 < 0.3
+    assert np.nanmean(metrics["episode_matches"][-10:]) / 3 > (0.9 if "MAPPO" in name else 0.8)
+
+
+@pytest.mark.parametrize("name", ["MAPPO", "PQN"])
+def test_a_team_plays_without_its_partners(name):
+    learner = make_learner(match(name))
+    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=1)
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=8)
+    assert set(episodes.episode_return) == {"caller", "answerer"}
+    table = cross_play(learner, state, jax.random.key(1), num_episodes=8)
+    assert len(table) == 4
+
+
+# Numbers by hand
+
+
+def first_update(name, **changes):
+    """Return (state, rollout, metrics) of an update with one step on all transitions."""
+    once = {"teams.pair.epochs": 1, "teams.pair.minibatches": 1}
+    learner = make_learner(match(name, **once, **changes))
+    state = learner.init(jax.random.key(0))
+    rollout = learner.rollout(state)[1]
+    return state, rollout, learner.update(state)[1]
+
+
+def dense(params, x):
+    return x @ np.asarray(params["kernel"]) + np.asarray(params["bias"])
+
+
+def test_critic_is_fitted_to_the_returns_of_its_own_values():
+    state, rollout, metrics = first_update("MAPPO")
+    params = state.shared["pair"].params
+
+    def values(global_state, obs):
+        """Return [..., 3] for the caller and two answerers, from inputs [..., 3, 3 + 3 + 2]."""
+        whole = np.repeat(np.asarray(global_state)[..., None, :], 3, axis=-2)
+        number = np.broadcast_to(np.eye(3), (*whole.shape[:-1], 3))
+        caller = np.asarray(obs["caller"])
+        caller = np.concatenate([caller, np.zeros_like(caller)], axis=-1)  # as wide as answerers
+        own = np.concatenate([caller, np.asarray(obs["answerer"])], axis=-2)
+        inputs = np.concatenate([whole, number, own], axis=-1)
+        hidden = np.tanh(dense(params["trunk"]["mlp"]["layer_0"], inputs))
+        return dense(params["head"], hidden)[..., 0]
+
+    rows = rollout.rows
+    value = values(rollout.global_state, {name: own.obs for name, own in rows.items()})
+    last = values(rollout.last_global_state, rollout.last_obs)
+    final = values(rollout.final_global_state, {name: own.next_obs for name, own in rows.items()})
+    over = np.asarray(rollout.over)[..., None]
+    after = np.where(over, final, np.concatenate([value[1:], last[None]]))
+    reward = np.concatenate([rows[name].reward for name in ("caller", "answerer")], axis=-1)
+    advantage, target = gae(reward, value, after, np.zeros_like(over), over, 0.5, 0.95)
+    np.testing.assert_allclose(metrics["pair/value_loss"], np.mean((value - target) ** 2), 1e-4)
+    caller = np.mean(advantage[..., :1])
+    np.testing.assert_allclose(metrics["caller/advantage_mean"], caller, 1e-3, 1e-6)
+
+
+@pytest.mark.parametrize("mixer", ["none", "sum"])
+def test_q_values_are_fitted_to_lambda_returns(mixer):
+    changes = {"teams.pair.gamma": 0.9, "teams.pair.q_lambda": 0.6, "teams.pair.reward_scale": 0.1}
+    state, rollout, metrics = first_update("PQN, sum", **changes, **{"teams.pair.mixer": mixer})
+    names, rows, over = ("caller", "answerer"), rollout.rows, np.asarray(rollout.over)
+
+    def q(name, obs):
+        params = state.policies[name].params
+        hidden = np.tanh(dense(params["trunk"]["mlp"]["layer_0"], np.asarray(obs)))
+        return dense(params["head"], hidden)
+
+    def joined(of):
+        """Return [..., agents]; with the sum [..., 1]."""
+        values = np.concatenate([of(name) for name in names], axis=-1)
+        return values.sum(axis=-1, keepdims=True) if mixer == "sum" else values
+
+    chosen = joined(
+        lambda name: np.take_along_axis(
+            q(name, rows[name].obs), np.asarray(rows[name].action)[..., None], -1
+        )[..., 0]
+    )
+    best_next = joined(lambda name: q(name, rows[name].next_obs).max(axis=-1))
+    best_last = joined(lambda name: q(name, rollout.last_obs[name]).max(axis=-1))
+    reward = 0.1 * joined(lambda name: np.asarray(rows[name].reward))
+    target, later, steps = np.zeros_like(reward), best_last, len(reward)
+    for t in reversed(range(steps)):  # Peng's Q(lambda); episodes are truncated, never terminated
+        is_end = (over[t] | (t == steps - 1))[:, None]
+        mixed = np.where(is_end, best_next[t], 0.4 * best_next[t] + 0.6 * later)
+        target[t] = reward[t] + 0.9 * mixed
+        later = target[t]
+    loss = 0.5 * (chosen - target) ** 2
+    found = [float(metrics[f"{name}/q_loss"]) for name in names]
+    wanted = [loss.mean()] * 2 if mixer == "sum" else [loss[..., :1].mean(), loss[..., 1:].mean()]
+    np.testing.assert_allclose(found, wanted, 1e-4)
+
+
+def test_popart_keeps_the_values():
+    """Without learning, values stay those of the run without normalization."""
+    means = []
+    for normalize in (False, True):
+        changes = {"teams.pair.normalize_value": normalize, "policies.caller.learning_rate": 0.0}
+        learner = make_learner(match("MAPPO", **changes))
+        metrics = learner.run(learner.init(jax.random.key(0)), num_updates=4)[1]
+        means.append(metrics["caller/value_mean"])
+    np.testing.assert_allclose(means[0], means[1], 1e-4, 1e-6)
+    assert np.std(means[0]) > 0
+
+
+def test_layer_normalization_of_hidden_layers():
+    learner = make_learner(match("PQN"))
+    params = learner.init(jax.random.key(0)).policies["caller"].params["trunk"]["mlp"]
+    assert set(params) == {"layer_0", "norm_0"}
+    assert params["norm_0"]["scale"].shape == (16,)
+
+
+# Masks, opponents, other algorithms beside
+
+
+def shift(algorithm, **options):
+    policy = {"algorithm": algorithm, "network": NETWORK, **STEPS, **options}
+    config = {"env": "decision_probes:Shift", "policies": {"worker": policy}}
+    return load_config({**config, "num_envs": 8, "rollout_length": 6, "devices": 1})
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "MAPPO"}, {"algorithm": "PQN", "mixer": "sum"}])
+def test_forbidden_actions_are_never_taken(options):
+    learner = make_learner(shift(**options))
+    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+    rows = learner.rollout(state)[1].rows["worker"]
+    allowed = np.take_along_axis(
+        np.asarray(rows.obs["action_mask"]), np.asarray(rows.action)[..., None], axis=-1
+    )
+    assert (allowed == 1).all()
+
+
+def test_mappo_learns_only_from_decisions():
+    learner = make_learner(shift("MAPPO", decisions_only=True))
+    _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+    assert (metrics["worker/decision_fraction"] < 1.0).all()
+    assert np.isfinite(metrics["worker/value_loss"]).all()
+
+
+@pytest.mark.parametrize("algorithm", ["MAPPO", "PQN"])
+def test_a_policy_learns_beside_ppo_and_against_its_past(algorithm):
+    own = {"algorithm": algorithm, "network": NETWORK, **STEPS, "past_selves": 2}
+    other = {"algorithm": "PPO", "network": NETWORK, **STEPS}
+    config = {"env": "match_env:Match", "policies": {"caller": own, "answerer": other}}
+    config = load_config(
+        {**config, "num_envs": 16, "rollout_length": 4, "num_blocks": 4, "devices": 1}
+    )
+    learner = make_learner(config)
+    start = learner.init(jax.random.key(0))
+    state, metrics = learner.run(start, num_updates=3)
+    assert np.isfinite(metrics["caller/loss"]).all()
+    for name in config.policies:
+        changed = [
+            (a != b).any()
+            for a, b in zip(
+                arrays(start.policies[name].params),
+                arrays(state.policies[name].params),
+                strict=True,
+            )
+        ]
+        assert any(changed)
+
+
+@pytest.mark.slow
+def test_pqn_with_a_memory_recalls_a_signal():
+    network = {**MEMORY, "layer_norm": True}
+    policy = {"algorithm": "PQN", "network": network, **STEPS, "learning_rate": 5e-3}
+    policy |= {"epsilon": [[0, 1.0], [20_000, 0.05]], "q_lambda": 0.9}
+    config = {"env": "probes:Recall", "policies": {"agent": policy}}
+    learner = make_learner(
+        load_config({**config, "num_envs": 64, "rollout_length": 8, "devices": 1})
+    )
+    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=100)
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=64)
+    assert episodes.episode_return["agent"].mean() > 0.9
+
+
+def test_pqn_refuses_continuous_actions():
+    policy = {"algorithm": "PQN", "network": NETWORK}
+    with pytest.raises(ValueError, match=r"policies\.agent\.algorithm: the action space = Box"):
+        make_learner(load_config({"env": "pendulum", "policies": {"agent": policy}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 32),
+        ({"policies.agent.mixer": "sum"}, 32),
+        ({"policies.agent.network.recurrent_size": 4}, 4),
+    ],
+)
+def test_pqn_refuses_minibatches_of_different_sizes(changes, size):
+    policy = {"algorithm": "PQN", "network": NETWORK, "minibatches": 3}
+    config = {"env": "cartpole", "num_envs": 16, "num_blocks": 4, "rollout_length": 8}
+    words = rf"policies\.agent\.minibatches = 3: must be a divisor of {size}"
+    with pytest.raises(ValueError, match=words):
+        make_learner(load_config({**config, "policies": {"agent": policy}}, **changes))
