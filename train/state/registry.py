@@ -236,7 +236,7 @@ def without_unused(
     given: Mapping[str, object],
     owned: Mapping[str, dataclasses.Field],
 ) -> dict[str, object]:
-    """Return options without those of other algorithms of 0.2 at their defaults.
+    """Return the options of an algorithm; other options of 0.2 at their defaults are dropped.
 
     Args:
         path: name of the policy or team, for messages.

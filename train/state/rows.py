@@ -85,7 +85,7 @@ class Evaluation(NamedTuple):
         extra: further arrays for the loss by name, [B] each, from a custom `evaluate`.
     """
 
-    log_prob: jax.Array = None  # type: ignore[assignment]  # a loss reads what is there
+    log_prob: jax.Array = None  # type: ignore[assignment]  # read only if it is set
     entropy: jax.Array = None  # type: ignore[assignment]
     value: jax.Array = None  # type: ignore[assignment]
     extra: dict[str, jax.Array] = {}  # noqa: RUF012

@@ -215,7 +215,7 @@ def test_q_values_are_fitted_to_lambda_returns(mixer):
 
 
 def test_popart_keeps_the_values():
-    """Without learning, values stay those of the run without normalization."""
+    """Without learning, a run with normalization has the values of one without."""
     means = []
     for normalize in (False, True):
         changes = {"teams.pair.normalize_value": normalize, "policies.caller.learning_rate": 0.0}
