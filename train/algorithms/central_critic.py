@@ -24,9 +24,11 @@ from wdjax.train.learning import (
     update_statistics,
 )
 from wdjax.train.state.aliases import Carry, Observation
-from wdjax.train.state.normalization import normalize_observation, update_observation_statistics
-
-EPSILON = 1e-8
+from wdjax.train.state.normalization import (
+    EPSILON,
+    normalize_observation,
+    update_observation_statistics,
+)
 
 
 def make_critic(team: Team, context: Context, sees_own: bool, rngs: nnx.Rngs) -> CriticNetwork:

@@ -83,5 +83,6 @@ def place_of(frames: Sequence[Any]) -> str:
     if not own:
         return ""
     place = f", at {own[0].file_name}:{own[0].line_num} ({own[0].function_name})"
-    ours = ": inside wdjax, from values that grew too large. Try a lower learning_rate"
-    return place + ours * own[0].file_name.startswith(_LEARNING)
+    if not own[0].file_name.startswith(_LEARNING):
+        return place
+    return f"{place}: inside wdjax, from values that grew too large. Try a lower learning_rate"
