@@ -246,7 +246,8 @@ class PQN(Algorithm):
         """
         data, following = self.experience(policy, state, hypers, rollout)
         terminated, discount = data.rows.terminated, (data.gamma, data.gae_lambda)
-        target = gae(data.reward, data.value, following, terminated, data.ends, *discount)[1]
+        reward, scan = data.reward, policy.engine.scan
+        target = gae(reward, data.value, following, terminated, data.ends, *discount, scan=scan)[1]
         batch = Batch.of_values(data.rows.obs, data.value, target, data.valid)
         batch = batch.replace(action=data.rows.action)
         if policy.is_recurrent:
@@ -298,6 +299,7 @@ class PQN(Algorithm):
             rollout.over[..., None],
             data[first.name].gamma,
             data[first.name].gae_lambda,
+            scan=first.engine.scan,
         )[1]
         batch = team_batch(team, data, rollout, value, target)
         evaluate = functools.partial(team_value, self.chosen, team.policies, states)

@@ -178,6 +178,23 @@ def test_critic_is_fitted_to_the_returns_of_its_own_values():
     np.testing.assert_allclose(metrics["caller/advantage_mean"], caller, 1e-3, 1e-6)
 
 
+@pytest.mark.parametrize("name", ["MAPPO", "PQN", "PQN, sum"])
+def test_targets_use_the_scan_of_the_engine(name, monkeypatch):
+    """Engines unroll its loop."""
+    learner, lengths = make_learner(match(name)), []
+    engine = type(learner.setup.engine)
+    scan = engine.scan
+
+    def counted(self, step, init, rows, reverse=False):
+        lengths.append(len(jax.tree.leaves(rows)[0]))
+        return scan(self, step, init, rows, reverse)
+
+    monkeypatch.setattr(engine, "scan", counted)
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    jax.eval_shape(learner.update, state)
+    assert lengths == [4] * (1 if name == "PQN, sum" else 2)
+
+
 @pytest.mark.parametrize("mixer", ["none", "sum"])
 def test_q_values_are_fitted_to_lambda_returns(mixer):
     changes = {"teams.pair.gamma": 0.9, "teams.pair.q_lambda": 0.6, "teams.pair.reward_scale": 0.1}
@@ -233,7 +250,7 @@ def test_layer_normalization_of_hidden_layers():
     assert params["norm_0"]["scale"].shape == (16,)
 
 
-# Masks, opponents, other algorithms beside
+# Masks, opponents, several algorithms
 
 
 def shift(algorithm, **options):
