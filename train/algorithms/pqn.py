@@ -64,8 +64,11 @@ class PQNOptions:
     """Discount factor."""
     q_lambda: float = traced(0.65, allowed="between 0 and 1")
     """Lambda of the targets. 0: one step. 1: the return until the end of the episode or rollout."""
-    epsilon: Schedule = traced(((0, 1.0), (100_000, 0.05)), allowed="between 0 and 1")
-    """Probability of a random action in training."""
+    epsilon: Schedule = traced(
+        ((0, 1.0), (100_000, 0.05)), allowed="between 0 and 1", explores=True
+    )
+    """Probability of a random action in training. Opponents from the past and from other runs take
+    the best action."""
     reward_scale: float = traced(1.0, allowed="above 0")
     """Factor of rewards in the targets."""
     epochs: int = static(2, allowed="at least 1 and below 2**31")

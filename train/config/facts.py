@@ -65,7 +65,7 @@ _RULES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def traced(default: Any, logged: bool = True, allowed: str = "") -> Any:
+def traced(default: Any, logged: bool = True, allowed: str = "", explores: bool = False) -> Any:
     """Return a dataclass field for a traced hyperparameter.
 
     It becomes a leaf of `TrainState.hypers`, which can be swept with vmap and changed without
@@ -77,10 +77,11 @@ def traced(default: Any, logged: bool = True, allowed: str = "") -> Any:
         logged: whether metrics include the current value of a schedule.
         allowed: condition on the value, for example "at least 0 and below 1", checked and shown in
             errors.
+        explores: whether it scales exploration in training: it is 0 where the policy acts as an
+            opponent.
     """
-    return dataclasses.field(
-        default=default, metadata={"traced": True, "logged": logged, "allowed": allowed}
-    )
+    facts = {"traced": True, "logged": logged, "allowed": allowed, "explores": explores}
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def static(

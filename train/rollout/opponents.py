@@ -9,7 +9,7 @@ Every `opponents_every` rollouts, each block of replicas draws its opponent. Wit
 the sum of all shares (`past_selves_fraction`, `opponents`) it is an opponent, chosen by share and
 win rate (pool.py), otherwise the policy itself acts. The transitions of an opponent are not
 valid for the policy, so only the other policies learn from them. Pools draw independently: where
-two opponents meet, no policy learns. Networks of opponents explore as in training.
+two opponents meet, no policy learns. Opponents do not explore (`explores` in config/facts.py).
 
 If the opponent of a block changes in the middle of an episode, the carry and the discounted return
 start anew and n-step targets end, so that none of them mixes two opponents.
@@ -296,8 +296,10 @@ def act_with_opponents(
     else:
         carries, seen = in_blocks((carry, obs), num_blocks)
         results = jax.vmap(
-            lambda state, carry, obs, key: act(policy, state, carry, obs, key[None], hypers)
-        )(acting.networks, carries, seen, keys)
+            lambda state, carry, obs, key, is_own: act(
+                policy, state, carry, obs, key[None], hypers.without_exploration(is_own)
+            )
+        )(acting.networks, carries, seen, keys, acting.active == PRESENT)
         action, notes, carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
     valid = jnp.repeat(acting.active == PRESENT, size)[:, None]
     return action, {**notes, VALID: valid, OVERRIDES: overrides}, carry

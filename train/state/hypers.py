@@ -77,6 +77,19 @@ class Hypers(dict[str, Any]):
         now = lambda value: value(env_steps) if isinstance(value, ScheduleArrays) else value  # noqa: E731
         return Hypers({name: now(value) for name, value in self.items()}, self.options)
 
+    def without_exploration(self, keeps: jax.Array) -> "Hypers":
+        """Return the hyperparameters of an opponent, which does not explore.
+
+        Args:
+            keeps: () bool, the policy itself acts: nothing changes.
+        """
+        quiet = {
+            name: jnp.where(keeps, value, 0.0)
+            for name, value in self.items()
+            if self.field(name).metadata.get("explores")
+        }
+        return Hypers({**self, **quiet}, self.options)
+
     def field(self, name: str) -> dataclasses.Field:
         """Return the field of PolicyConfig or of the options that defines a hyperparameter."""
         return (PolicyConfig.__dataclass_fields__ | self.options.__dataclass_fields__)[name]

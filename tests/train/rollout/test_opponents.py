@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from probes import Leaver, LeaverState, tiny_config, tiny_policy
 
-from wdjax.train import PolicyConfig, PolicyState, make_learner
+from wdjax.train import PolicyConfig, PolicyState, load_config, make_learner
 from wdjax.train.host.plots import save_opponents
 from wdjax.train.learning import Policy, Rollout
 from wdjax.train.rollout.opponents import (
@@ -266,3 +266,22 @@ def test_only_opponents_of_a_script_learn():
     assert not all(jax.tree.leaves(same))
     halves, _ = learner.run(learner.run(start, num_updates=1)[0], num_updates=3)
     jax.tree.map(np.testing.assert_array_equal, halves.policies, state.policies)
+
+
+# --- exploration ---
+
+
+def test_snapshots_of_a_q_network_do_not_explore():
+    network = {"network": {"hidden_sizes": [8]}}
+    caller = {**network, "algorithm": "PQN", "epsilon": 1.0, "past_selves": 1}
+    config = {"env": "match_env:Match", "policies": {"caller": caller, "answerer": network}}
+    sizes = {"num_envs": 32, "num_blocks": 8, "rollout_length": 4, "devices": 1}
+    learner = make_learner(load_config({**config, **sizes}))
+    policy, (state, played) = learner.setup.policies["caller"], learner.rollout(learner.init(KEY))
+    rows = played.rows["caller"]
+    q, _ = policy.algorithm.q_values(policy, state.policies["caller"], rows.obs)
+    is_best = np.asarray(rows.action == jnp.argmax(q, axis=-1))[..., 0]
+    is_past = np.repeat(np.asarray(state.opponents.blocks["caller"].active) == 0, 4)
+    assert 0 < is_past.sum() < 32
+    assert is_best[:, is_past].all()
+    assert 0.2 < is_best[:, ~is_past].mean() < 0.8  # epsilon is 1, with two actions
