@@ -96,8 +96,8 @@ class DDPGOptions:
     noise: Literal["ornstein_uhlenbeck", "gaussian", "none"] = "ornstein_uhlenbeck"
     """Exploration noise in training. ornstein_uhlenbeck: s <- (1 - damping) s + stddev N(0, 1),
     reset to 0 at the start of each episode. gaussian: stddev N(0, 1)."""
-    noise_scale: Schedule = traced(1.0)
-    """Factor of the exploration noise."""
+    noise_scale: Schedule = traced(1.0, explores=True)
+    """Factor of the exploration noise. Opponents from the past and from other runs add no noise."""
     noise_stddev: float = traced(0.2, allowed="finite and at least 0")
     """Standard deviation of the noise, in half-widths of the box."""
     noise_damping: float = traced(0.15, allowed="between 0 and 1")

@@ -399,6 +399,21 @@ def test_ddpg_snapshot_acts_uniformly_before_its_first_step(off_policy):
     np.testing.assert_allclose(spread[1], 2 / np.sqrt(12), rtol=0.15)  # uniform in [-1, 1]
 
 
+@pytest.mark.slow
+def test_ddpg_snapshot_acts_without_noise(off_policy):
+    learner, state = off_policy
+    pool = state.opponents.pools["first"].replace(networks=new_networks(state.policies["first"], 1))
+    state = state.replace(opponents=state.opponents.replace(pools={"first": pool}))
+    after, played = learner.rollout(with_hypers(state, **{"first.past_selves_fraction": 0.5}))
+    policy, rows = learner.setup.policies["first"], played.rows["first"]
+    action = policy.algorithm.play(policy, state.policies["first"], None, rows.obs, KEY, True)[0]
+    distance = np.abs(np.asarray(rows.action - action)).max(axis=(0, 2, 3))
+    is_past = np.repeat(np.asarray(after.opponents.blocks["first"].active) == 0, 2)
+    assert 0 < is_past.sum() < 8
+    assert distance[is_past].max() < 1e-5
+    assert distance[~is_past].min() > 0.05
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
