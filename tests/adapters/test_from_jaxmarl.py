@@ -11,7 +11,7 @@ import yaml
 from bare_done import Box, Discrete
 
 import wdjax
-from wdjax.adapters._from_jaxmarl import stem
+from wdjax.adapters._jaxmarl_agents import stem
 from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, Trainer, load_run, make_learner
 from wdjax.train.config.env_params import complete_env_params
 
@@ -253,6 +253,9 @@ def test_groups_are_named_by_stem():
         # declares (width, height), returns (height, width)
         ("overcooked", {"layout": "coord_ring"}, {"agent": 2}, False),
         ("coin_game", {}, {"agent": 2}, False),
+        # arrays of all agents, also with the agents last (5 numbers in the inventory), and a tuple
+        ("storm", {"num_agents": 5}, {"agent": 5}, False),
+        ("storm_2p", {}, {"agent": 2}, False),
         # its masks do not match the actions
         ("jaxnav", {"act_type": "Discrete"}, {"agent": 2}, False),
     ],
@@ -305,12 +308,6 @@ def test_spaces_match_the_returned_arrays(name, changes, groups, masked):
             {"layout": "ring"},
             ValueError,
             "unknown layout 'ring': did you mean 'coord_ring'",
-        ),
-        (
-            "storm",
-            {},
-            TypeError,
-            "InTheGrid.reset must return a dict with an observation of each agent",
         ),
         (
             "LearnedPolicyEnemySMAX",

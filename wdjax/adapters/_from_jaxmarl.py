@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, cast
@@ -15,27 +14,26 @@ import numpy as np
 from flax import struct
 
 from wdjax.adapters import _foreign as foreign
-from wdjax.adapters._foreign import ForeignEnv, State, cast_obs, translate_space
+from wdjax.adapters._foreign import ForeignEnv, State, cast_obs
+from wdjax.adapters._jaxmarl_agents import (
+    MASK,
+    Agent,
+    Group,
+    agents_first,
+    agents_of,
+    available_actions,
+    group_agents,
+    split_dones,
+    stack_agents,
+)
 from wdjax.checks import did_you_mean, require_known
-from wdjax.spaces import Box, Dict, MultiDiscrete, Space
+from wdjax.spaces import Box, Dict
 from wdjax.stepping import StepResult
-
-MASK = "action_mask"
 
 
 @struct.dataclass
 class Params:
     """Empty params: a JaxMARL environment is configured by its constructor."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """The agents of one group and the spaces of each agent."""
-
-    agents: tuple[str, ...]  # names in JaxMARL
-    observation_space: Space
-    action_space: Any  # Discrete or MultiDiscrete if masked
-    masked: bool  # whether observations contain an action mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +51,7 @@ class JaxMARLEnv(ForeignEnv):
         require_known("credit", self.credit, ("agent", "team"))
         _ = (
             self.members,
+            self.agents,
             self.world_size,
         )  # outside of any trace, because JaxMARL creates arrays for its spaces
 
@@ -60,6 +59,11 @@ class JaxMARLEnv(ForeignEnv):
     def members(self) -> dict[str, Group]:
         """Agents and spaces of each group, by group name."""
         return group_agents(self.inner)
+
+    @functools.cached_property
+    def agents(self) -> list[Agent]:
+        """All agents, in the order of JaxMARL."""
+        return agents_of(self.inner)
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -83,17 +87,20 @@ class JaxMARLEnv(ForeignEnv):
             for i, agent in enumerate(group.agents)
         }
         with jax.numpy_rank_promotion("allow"):
-            obs, inner, rewards, dones, info = self.inner.step_env(key, state.inner, actions)
+            obs, inner, rewards, dones, info = self.inner.step_env(
+                key, state.inner, self._in_order(actions)
+            )
+            dones, over = split_dones(dones, self.agents)
             done = self._by_group(dones, bool)
             obs = self._observe(obs, inner, jax.tree.map(jnp.logical_or, before, done))
-        ended = {name: flags | dones["__all__"] for name, flags in done.items()}
+        ended = {name: flags | over for name, flags in done.items()}
         paid = self._by_group(rewards, jnp.float32)
         obs, state, reward, terminated, info = foreign.next_state(
             state, inner, obs, paid, ended, info
         )
         if self.credit == "team":
-            over, terminated = where_all(before), where_all(terminated)
-            reward = jax.tree.map(lambda over, values: jnp.where(over, 0.0, values), over, paid)
+            left, terminated = where_all(before), where_all(terminated)
+            reward = jax.tree.map(lambda left, values: jnp.where(left, 0.0, values), left, paid)
         return obs, state, reward, terminated, jax.tree.map(jnp.zeros_like, terminated), info
 
     def observation_space(self, params: Params) -> Dict:
@@ -133,15 +140,12 @@ class JaxMARLEnv(ForeignEnv):
     ) -> dict[str, Any]:
         has_masks = any(group.masked for group in self.members.values())
         masks: Any = available_actions(self.inner, inner) if has_masks else None
-        observed = {}
+        obs, observed = agents_first(self.inner, obs), {}
         for name, group in self.members.items():
-            rows = [
-                {"obs": obs[agent], MASK: masks[agent]} if group.masked else obs[agent]
-                for agent in group.agents
-            ]
-            observed[name] = cast_obs(
-                group.observation_space, jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-            )
+            rows = stack_agents(obs, group.agents, self.agents)
+            if group.masked:
+                rows = {"obs": rows, MASK: stack_agents(masks, group.agents, self.agents)}
+            observed[name] = cast_obs(group.observation_space, rows)
             if group.masked and self.credit == "team":
                 mask = observed[name][MASK]
                 only = only_first(mask, group.action_space.nvec)
@@ -157,9 +161,15 @@ class JaxMARLEnv(ForeignEnv):
         first = first_allowed(state.obs[name][MASK][i], group.action_space.nvec)
         return first.reshape(zero.shape).astype(zero.dtype)
 
-    def _by_group(self, values: Mapping[str, Any], dtype: Any) -> dict[str, jax.Array]:
+    def _in_order(self, actions: dict[Agent, jax.Array]) -> Any:
+        """Return a dict by name, or, for numbered agents, a list in their order."""
+        if all(isinstance(agent, str) for agent in self.agents):
+            return actions
+        return [actions[agent] for agent in self.agents]
+
+    def _by_group(self, values: Any, dtype: Any) -> dict[str, jax.Array]:
         return {
-            name: jnp.stack([jnp.asarray(values[agent], dtype) for agent in group.agents])
+            name: stack_agents(values, group.agents, self.agents, dtype)
             for name, group in self.members.items()
         }
 
@@ -209,6 +219,13 @@ def from_jaxmarl(
     spaces are split, and each part is named after its first agent ("agent_0", "agent_3"). Agents
     with numbers as names form the group "agent". Groups and agents keep the order of JaxMARL.
 
+    Arrays: `reset` and `step_env` may return a tuple, or arrays with all agents on their leading
+    axis, for observations, rewards and dones (storm, and the games of SocialJax). Agents may be
+    numbers; `step_env` then receives a list of actions, in the order of `env.agents`.
+
+        env, params = wdjax.adapters.from_jaxmarl(socialjax.make("clean_up"))
+        env, params = wdjax.make("jaxmarl:storm", num_agents=4)
+
     Episode ends: JaxMARL has a single `done`, which includes time limits. It becomes `terminated`,
     and `__all__` terminates every agent. A time limit is then a termination, and returns do not
     bootstrap from the last observation. To avoid this, set a high limit (`max_steps`, if the
@@ -224,8 +241,8 @@ def from_jaxmarl(
     actions (`get_avail_actions`, in Hanabi `get_legal_moves`), one flag per action.
 
     Args:
-        env: a JaxMARL environment, or one with `agents`, `reset`, `step_env`, `observation_space`
-            and `action_space`.
+        env: a JaxMARL or SocialJax environment, or one with `agents`, `reset`, `step_env`,
+            `observation_space` and `action_space`.
         credit: "agent" or "team", see above. None: "agent", with a warning for environments that
             are known to pay dead agents.
 
@@ -251,57 +268,6 @@ def from_jaxmarl(
             stacklevel=2,
         )
     return JaxMARLEnv(env, credit or "agent"), Params()
-
-
-def group_agents(env: Any) -> dict[str, Group]:
-    """Return the groups of a JaxMARL environment by name, or raise TypeError if unsupported."""
-    env_name = type(env).__name__
-    with jax.numpy_rank_promotion("allow"):
-        obs, state = jax.eval_shape(env.reset, jax.random.key(0))
-        masks = jax.eval_shape(functools.partial(available_actions, env), state)
-    agents = list(env.agents)
-    if not (
-        isinstance(obs, Mapping)
-        and all(isinstance(agent, str) and agent in obs for agent in agents)
-    ):
-        raise TypeError(
-            f"{env_name}.reset must return a dict with an observation of each agent ({agents})"
-        )
-    parts: dict[tuple, list[str]] = {}
-    for agent in agents:
-        action = translate_space(env.action_space(agent), f"{env_name}, action space of {agent}")
-        seen = translate_space(
-            env.observation_space(agent), f"{env_name}, observation space of {agent}", obs[agent]
-        )
-        masked = masks is not None and fits(masks.get(agent), action)
-        if masked:
-            seen = Dict({"obs": seen, MASK: MultiDiscrete((2,) * masks[agent].shape[0])})
-        parts.setdefault((stem(agent), seen, action, masked), []).append(agent)
-    stems = [key[0] for key in parts]
-    return {
-        name if stems.count(name) == 1 else names[0]: Group(tuple(names), *rest)
-        for (name, *rest), names in parts.items()
-    }
-
-
-def stem(agent: str) -> str:
-    """Strip the number from an agent's name: "adversary" for "adversary_2", "agent" for "2"."""
-    return re.sub(r"_?\d+$", "", agent) or "agent"
-
-
-def fits(mask: Any, action_space: Space) -> bool:
-    """Return whether a mask has one entry for each choice of an action."""
-    sizes = getattr(action_space, "nvec", ())
-    return bool(sizes) and getattr(mask, "shape", None) == (sum(sizes),)
-
-
-def available_actions(env: Any, state: Any) -> Mapping[str, jax.Array] | None:
-    """Return the masks of available actions by agent, or None if the environment has none."""
-    for name in ("get_avail_actions", "get_legal_moves"):
-        with contextlib.suppress(NotImplementedError):  # raised by the base class of JaxMARL
-            if hasattr(env, name):
-                return getattr(env, name)(state)
-    return None
 
 
 def world_state(env: Any, state: Any) -> jax.Array | None:
