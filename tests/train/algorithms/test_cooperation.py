@@ -1,6 +1,7 @@
 """MAPPO and PQN: numbers by hand, exact resume, devices, populations, masks, memory, opponents."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from wdjax.train import (
     Trainer,
     cross_play,
     evaluate,
+    export_policy,
     load_config,
     load_run,
     make_learner,
+    trained_policy,
     with_hypers,
 )
 from wdjax.train.learning import gae
@@ -35,9 +38,15 @@ CASES = {
     "PQN, sum, GRU": ({"algorithm": "PQN", **STEPS, "mixer": "sum"}, {"network": MEMORY}),
 }
 SLOW = ("MAPPO, GRU", "PQN, GRU", "PQN, sum, GRU")
-each_case = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
-)
+FORMS = [name for name in CASES if name != "MAPPO, PopArt"]
+
+
+def cases(*quick, names=FORMS):
+    """Return the parameters of a test of these cases. All but `quick` are slow."""
+    slow = {name: [pytest.mark.slow] * (name not in quick) for name in names}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=marks) for name, marks in slow.items()]
+    )
 
 
 def match(name, **changes):
@@ -69,7 +78,7 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance})
 
 
-@each_case
+@cases(*(name for name in CASES if name not in SLOW), names=CASES)
 def test_a_run_resumes_exactly(name, tmp_path):
     config = match(name, updates_per_chunk=1, total_env_steps=3 * 16 * 4)
     learner = make_learner(config)
@@ -124,7 +133,7 @@ def test_a_team_learns_to_cooperate(name):
     assert np.nanmean(metrics["episode_matches"][-10:]) / 3 > (0.9 if "MAPPO" in name else 0.8)
 
 
-@pytest.mark.parametrize("name", ["MAPPO", "PQN"])
+@cases("MAPPO", "PQN")
 def test_a_team_plays_without_its_partners(name):
     learner = make_learner(match(name))
     state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=1)
@@ -132,6 +141,31 @@ def test_a_team_plays_without_its_partners(name):
     assert set(episodes.episode_return) == {"caller", "answerer"}
     table = cross_play(learner, state, jax.random.key(1), num_episodes=8)
     assert len(table) == 4
+
+
+@cases()
+def test_exported_policies_act_alike(name, tmp_path):
+    pytest.importorskip("flatbuffers")
+    learner = make_learner(match(name))
+    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+    for role, width in {"caller": 1, "answerer": 2}.items():
+        policy = trained_policy(learner, state, role)
+        function, _ = export_policy(policy, tmp_path)
+        act = jax.export.deserialize(bytearray(function.read_bytes()))
+        memory, theirs = policy.init_memory(6), policy.init_memory(6)
+        words = np.random.default_rng(0).integers(2**32, size=(6, 2), dtype=np.uint32)
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        for step in range(3):
+            obs = jax.random.uniform(jax.random.key(step), (6, width))
+            drawn, _ = act.call(obs, theirs, words, False)
+            own = jax.vmap(lambda obs, memory, key, act=policy.act: act(obs, memory, key)[0])
+            np.testing.assert_array_equal(drawn, own(obs, memory, keys))
+            best, theirs = act.call(obs, theirs, words, True)
+            action, memory = policy.act(obs, memory)
+            np.testing.assert_array_equal(best, action)
+            assert_same(theirs, memory, atol=1e-5)
+            if name.startswith("PQN"):  # plays the best action with any key
+                np.testing.assert_array_equal(drawn, best)
 
 
 # Numbers by hand
@@ -253,16 +287,19 @@ def test_layer_normalization_of_hidden_layers():
 # Masks, opponents, several algorithms
 
 
-def shift(algorithm, **options):
-    policy = {"algorithm": algorithm, "network": NETWORK, **STEPS, **options}
-    config = {"env": "decision_probes:Shift", "policies": {"worker": policy}}
-    return load_config({**config, "num_envs": 8, "rollout_length": 6, "devices": 1})
+def shift(name, **options):
+    """Return a run in which both workers may often take only one action."""
+    algorithm, policy = CASES[name]
+    sizes = {"num_envs": 8, "num_blocks": 4, "rollout_length": 6, "devices": 1}
+    policies = {"worker": {**policy, **algorithm, **options}}
+    return load_config({"env": "decision_probes:Shift", "policies": policies, **sizes})
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "MAPPO"}, {"algorithm": "PQN", "mixer": "sum"}])
-def test_forbidden_actions_are_never_taken(options):
-    learner = make_learner(shift(**options))
-    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+@cases("MAPPO", "PQN, sum")
+def test_forbidden_actions_are_never_taken(name):
+    learner = make_learner(shift(name))
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
+    assert np.isfinite(metrics["worker/loss"]).all()
     rows = learner.rollout(state)[1].rows["worker"]
     allowed = np.take_along_axis(
         np.asarray(rows.obs["action_mask"]), np.asarray(rows.action)[..., None], axis=-1
@@ -277,9 +314,10 @@ def test_mappo_learns_only_from_decisions():
     assert np.isfinite(metrics["worker/value_loss"]).all()
 
 
-@pytest.mark.parametrize("algorithm", ["MAPPO", "PQN"])
-def test_a_policy_learns_beside_ppo_and_against_its_past(algorithm):
-    own = {"algorithm": algorithm, "network": NETWORK, **STEPS, "past_selves": 2}
+@cases("MAPPO", "PQN")
+def test_a_policy_learns_beside_ppo_and_against_its_past(name):
+    algorithm, policy = CASES[name]
+    own = {**policy, **algorithm, "past_selves": 2, "past_selves_every": 1}
     other = {"algorithm": "PPO", "network": NETWORK, **STEPS}
     config = {"env": "match_env:Match", "policies": {"caller": own, "answerer": other}}
     config = load_config(
@@ -299,20 +337,6 @@ def test_a_policy_learns_beside_ppo_and_against_its_past(algorithm):
             )
         ]
         assert any(changed)
-
-
-@pytest.mark.slow
-def test_pqn_with_a_memory_recalls_a_signal():
-    network = {**MEMORY, "layer_norm": True}
-    policy = {"algorithm": "PQN", "network": network, **STEPS, "learning_rate": 5e-3}
-    policy |= {"epsilon": [[0, 1.0], [20_000, 0.05]], "q_lambda": 0.9}
-    config = {"env": "probes:Recall", "policies": {"agent": policy}}
-    learner = make_learner(
-        load_config({**config, "num_envs": 64, "rollout_length": 8, "devices": 1})
-    )
-    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=100)
-    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=64)
-    assert episodes.episode_return["agent"].mean() > 0.9
 
 
 def test_pqn_refuses_continuous_actions():
