@@ -144,6 +144,39 @@ def test_episodes_start_at_a_custom_carry(name):
     np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_gpus_unroll_with_the_same_results_and_gradients(name, monkeypatch):
+    memory, carry, xs = drawn(name)
+    graphdef, params = nnx.split(memory)
+    start = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.7), carry)
+    weights = jax.random.normal(jax.random.key(2), (STEPS, SEQUENCES, 1))
+
+    def results(*start):
+        def total(params, carry, xs):
+            features = nnx.merge(graphdef, params).unroll(carry, xs, RESTARTS, *start)
+            return jnp.sum(weights * features**2), features
+
+        return jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(params, carry, xs)
+
+    simple = results(), results(start)
+    monkeypatch.setattr(memories, "on_cpu", lambda: False)
+    fast = results(), results(start)
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (simple, fast)), strict=True))
+    for ours, expected in zip(*map(jax.tree.leaves, (fast, simple)), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_subclass_of_gru_keeps_its_equations_on_gpus(monkeypatch):
+    class Decaying(memories.GRU):
+        def __call__(self, carry, x):
+            return 0.5 * carry, carry
+
+    monkeypatch.setattr(memories, "on_cpu", lambda: False)
+    memory = Decaying(3, 2, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+    features = memory.unroll(jnp.ones((1, 2)), jnp.zeros((3, 1, 3)), jnp.zeros((3, 1), bool))
+    np.testing.assert_allclose(features[:, 0, 0], [1.0, 0.5, 0.25])
+
+
 @pytest.mark.parametrize("name", MEMORIES)
 def test_gradients_are_finite_and_stop_at_restarts(name):
     memory, carry, xs = drawn(name)
