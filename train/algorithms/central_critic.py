@@ -1,8 +1,9 @@
 """The critic of a team: the value of every agent from the global state, for `MAPPO`."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from wdjax.train.state.normalization import (
     normalize_observation,
     update_observation_statistics,
 )
+from wdjax.vector import when_any
 
 
 def make_critic(team: Team, context: Context, sees_own: bool, rngs: nnx.Rngs) -> CriticNetwork:
@@ -56,10 +58,11 @@ def num_agents(team: Team) -> int:
 
 def critic_inputs(
     team: Team,
+    sees_own: bool,
     states: Mapping[str, PolicyState],
     shared: PolicyState,
-    global_state: jax.Array,
-    obs: Mapping[str, Observation] | None,
+    global_state: jax.Array | None,
+    obs: Mapping[str, Observation],
 ) -> jax.Array:
     """Return the inputs of the critic, [..., n, F]: global state, agent number and observation.
 
@@ -67,17 +70,19 @@ def critic_inputs(
 
     Args:
         team: static part of the team.
+        sees_own: include the observation of the agent.
         states: states of its policies, which normalize observations.
         shared: state of the critic, which normalizes global states.
         global_state: [..., S].
-        obs: observations by policy, leaves [..., n of the policy, ...]; None: left out.
+        obs: observations by policy, leaves [..., n of the policy, ...].
     """
+    global_state = cast(jax.Array, global_state)
     if shared.normalizer is not None:
         global_state = normalize_observation(shared.normalizer.obs, global_state)
     leading, agents = global_state.shape[:-1], num_agents(team)
     state = jnp.broadcast_to(global_state[..., None, :], (*leading, agents, global_state.shape[-1]))
     number = jnp.broadcast_to(jnp.eye(agents), (*leading, agents, agents))
-    if obs is None:
+    if not sees_own:
         return jnp.concatenate([state, number], axis=-1)
     own = [
         encode(policy.assignment.network_space, policy.inputs(states[name], obs[name])[0])
@@ -132,22 +137,35 @@ def evaluate_rollout(
         carry: carry of the critic before the first step, leaves [N, n, ...]; None: feed-forward.
         sees_own: the critic also receives the observation of the agent.
     """
-    critic, rows = team.module(shared), {name: rollout.rows[name] for name in team.policies}
-
-    def inputs(global_state: jax.Array | None, obs: Mapping[str, Observation]) -> jax.Array:
-        own = obs if sees_own else None
-        return critic_inputs(team, states, shared, cast(jax.Array, global_state), own)
-
-    seen = inputs(rollout.global_state, {name: own.obs for name, own in rows.items()})
+    rows = {name: rollout.rows[name] for name in team.policies}
+    inputs = functools.partial(critic_inputs, team, sees_own)
+    critic = team.module(shared)
+    seen = inputs(
+        states, shared, rollout.global_state, {name: row.obs for name, row in rows.items()}
+    )
     value, after, carry = advance(critic, seen, carry, rollout.over)
-    last = critic(inputs(rollout.last_global_state, rollout.last_obs), carry)[0]
+    last = inputs(states, shared, rollout.last_global_state, rollout.last_obs)
     final = None
     if rollout.final_global_state is not None:
-        obs = {name: own.next_obs for name, own in rows.items()}
-        final = critic(inputs(rollout.final_global_state, obs), after)[0]
-        truncated = [cast(jax.Array, own.truncated) & own.live for own in rows.values()]
-        final = jnp.where(jnp.concatenate(truncated, axis=-1), to_rewards(shared, final), 0.0)
-    return Values(seen, to_rewards(shared, value), to_rewards(shared, last), final, carry)
+        flags = [cast(jax.Array, row.truncated) & row.live for row in rows.values()]
+        truncated = jnp.concatenate(flags, axis=-1)
+
+        def evaluate(
+            current: jax.Array,
+            truncated: jax.Array,
+            after: Carry,
+            states: Mapping[str, PolicyState],
+            shared: PolicyState,
+            *seen: Any,
+        ) -> jax.Array:
+            values = team.module(shared)(inputs(states, shared, *seen), after)[0]
+            return jnp.where(truncated, to_rewards(shared, values), current)
+
+        obs = {name: row.next_obs for name, row in rows.items()}
+        given = truncated, after, states, shared, rollout.final_global_state, obs
+        final = when_any(truncated, evaluate, jnp.zeros(truncated.shape), *given)
+    last_value = to_rewards(shared, critic(last, carry)[0])
+    return Values(seen, to_rewards(shared, value), last_value, final, carry)
 
 
 def advance(

@@ -98,6 +98,8 @@ def make_policy(name: str, context: Context) -> Policy:
     config, assignment = context.run_config, context.assignments[name]
     own, path = config.policy(name), f"policies.{name}"
     algorithm = find_algorithm(own.algorithm)
+    if getattr(algorithm, "critic_is_shared", False):  # an actor has no value trunk
+        own = dataclasses.replace(own, network=dataclasses.replace(own.network, shared_trunk=True))
     space, layout = without_mask(assignment.observation_space), assignment.layout
     width = check_encoder(f"{path}.network", own.network, space, layout)
     width = own.network.hidden_sizes[-1] if own.network.hidden_sizes else width

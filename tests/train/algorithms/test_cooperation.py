@@ -229,6 +229,14 @@ def test_targets_use_the_scan_of_the_engine(name, monkeypatch):
     assert lengths == [4] * (1 if name == "PQN, sum" else 2)
 
 
+def test_actors_of_mappo_have_no_trunk_for_values():
+    """`shared_trunk: false` asks for one, but the critic computes the values."""
+    apart = {f"policies.{name}.network.shared_trunk": False for name in ("caller", "answerer")}
+    params = make_learner(match("MAPPO", **apart)).init(jax.random.key(0)).policies["caller"].params
+    assert "trunk" in params
+    assert "value_trunk" not in params
+
+
 @pytest.mark.parametrize("mixer", ["none", "sum"])
 def test_q_values_are_fitted_to_lambda_returns(mixer):
     changes = {"teams.pair.gamma": 0.9, "teams.pair.q_lambda": 0.6, "teams.pair.reward_scale": 0.1}
