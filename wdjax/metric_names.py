@@ -41,6 +41,7 @@ CONFIGURED = frozenset(
         "policies",
         "teams",
         "env_params",
+        "env_schedules",
         "num_envs",
         "rollout_length",
         "rollout_unroll",

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from wdjax.arguments import is_number_tuple, static_names
-from wdjax.checks import require
+from wdjax.checks import require, require_known
 from wdjax.env import Env
 from wdjax.envs import make
+from wdjax.train.config.facts import points_of, require_schedule
 from wdjax.train.config.schema import TrainConfig
 
 TABLE = 64  # maximum size of a default table to write to config.yaml
@@ -46,6 +47,24 @@ def make_env(config: TrainConfig) -> tuple[Env, Any]:
         one = not isinstance(own, np.ndarray) or np.ndim(value) == own.ndim
         require(one, f"env_params.{field.name}", value, "one array, shared by all replicas")
     return env, params
+
+
+def require_env_schedules(config: TrainConfig, env: Env) -> None:
+    """Raise ValueError for a schedule of an unknown parameter, or with an invalid value.
+
+    Args:
+        config: the configuration, with schedules in env steps.
+        env: its environment.
+    """
+    defaults = env.default_params
+    names = [field.name for field in dataclasses.fields(defaults)]
+    floats = [name for name in names if isinstance(getattr(defaults, name), float)]
+    for name, schedule in config.env_schedules.items():
+        require_known("float parameter in env_schedules", name, floats)
+        require_schedule(f"env_schedules.{name}", schedule, signed=True)
+        for _, value in points_of(schedule):
+            changed = {**config.env_params, name: float(value)}
+            make_env(dataclasses.replace(config, env_params=changed))
 
 
 def complete_env_params(config: TrainConfig) -> TrainConfig:

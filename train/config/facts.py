@@ -206,13 +206,22 @@ def require_value(name: str, field: dataclasses.Field, value: Any) -> None:
         require_schedule(name, value)
 
 
-def require_schedule(path: str, schedule: Schedule) -> None:
-    """Raise ValueError, with the field `path`, unless a schedule is sorted, finite and positive."""
+def require_schedule(path: str, schedule: Schedule, signed: bool = False) -> None:
+    """Raise ValueError, with the field `path`, unless a schedule is sorted, finite and positive.
+
+    Args:
+        path: name of the field.
+        schedule: the schedule.
+        signed: whether values may be negative.
+    """
     points = points_of(schedule)
     require(len(points) > 0, path, schedule, "a number or at least one [env_step, value] pair")
     steps, values = [step for step, _ in points], [value for _, value in points]
-    is_valid = all(0 <= number <= _LARGEST for number in steps + values)
-    require(is_valid, path, schedule, "finite and at least 0, within the range of float32")
+    is_valid = all(0 <= step <= _LARGEST for step in steps)
+    lowest = -_LARGEST if signed else 0
+    is_valid &= all(lowest <= value <= _LARGEST for value in values)
+    allowed = "finite, with env steps of at least 0" if signed else "finite and at least 0"
+    require(is_valid, path, schedule, f"{allowed}, within the range of float32")
     is_sorted = all(a < b for a, b in itertools.pairwise(steps))
     require(is_sorted, path, schedule, "sorted by env_step, without duplicates")
 

@@ -147,6 +147,10 @@ class TrainConfig:
     """Team name -> its policies and their algorithm. A policy without a team learns alone."""
     env_params: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of `wdjax.make`."""
+    env_schedules: dict[str, Schedule] = static(dict)
+    """Environment parameter -> its schedule, in place of a constant in env_params. A schedule is a
+    list of [env_step, value] pairs or {fraction: [[0, value], [1, value]]}; the parameter changes
+    between updates. Only numbers of `env.default_params` that are floats."""
     num_envs: int = static(64, allowed=_COUNT)
     """Number of replicas of the environment."""
     rollout_length: int = static(128, allowed=_COUNT)

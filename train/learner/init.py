@@ -16,7 +16,7 @@ from wdjax.train.state.agents import building_config, to_groups
 from wdjax.train.state.hypers import run_hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
-from wdjax.train.state.state import PolicyState, TrainState
+from wdjax.train.state.state import PolicyState, TrainState, current_env_params
 
 
 def init(
@@ -49,6 +49,7 @@ def init(
         for name, policy in setup.policies.items()
     }
     env_params = jax.tree.map(jnp.asarray, setup.env_params)
+    env_params = current_env_params(setup.config, env_params, jnp.int32(0))
     obs, replicas = setup.replicas.reset(replica_key, env_params)
     return TrainState(
         policies=learned,

@@ -9,7 +9,7 @@ from wdjax.env import Env
 from wdjax.env_checker import DECLARED, RETURNED, require_rules
 from wdjax.metric_names import statistic_names
 from wdjax.spaces import LARGEST, Dict, Space
-from wdjax.train.config.env_params import make_env
+from wdjax.train.config.env_params import make_env, require_env_schedules
 from wdjax.train.config.facts import in_env_steps, points_of, require_allowed, require_schedule
 from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TrainConfig
 from wdjax.train.networks.checks import check_options, require_layout
@@ -30,6 +30,7 @@ def validate(config: TrainConfig) -> tuple[Env, EnvParams, dict[str, Assignment]
     _validate_run(config)
     env, params = make_env(config)
     require_rules(env, params, DECLARED)
+    require_env_schedules(in_env_steps(config, config.total_env_steps), env)
     agents = sum(group_sizes(env).values())
     rows = config.env_steps_per_update * agents
     require(

@@ -24,7 +24,7 @@ from wdjax.train.state.aliases import ActingState, Carry, EnvParams, EnvState, F
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import STORED, Rollout, Rows
-from wdjax.train.state.state import TrainState, current_hypers
+from wdjax.train.state.state import TrainState, current_env_params, current_hypers
 from wdjax.vector import VectorState, select
 
 Draft: TypeAlias = dict[str, Any]
@@ -49,6 +49,8 @@ def rollout(setup: Setup, state: TrainState, key: jax.Array) -> tuple[TrainState
     """Step every replica `rollout_length` times. Return the state after them and the rollout."""
     config = setup.config
     hypers = current_hypers(config, state)
+    env_params = current_env_params(config, state.env_params, state.num_updates)
+    state = state.replace(env_params=env_params)
     keys = step_keys(
         key, config.rollout_length, 1 + len(setup.policies), config.blocks // num_shards()
     )

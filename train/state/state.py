@@ -1,5 +1,7 @@
 """The training state, as one pytree."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from flax import struct
 from wdjax.tables import html_table
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.state.aliases import Carry, EnvParams, Extra, Observation, OptState, Params, PyTree
-from wdjax.train.state.hypers import Hypers, changed_hypers
+from wdjax.train.state.hypers import Hypers, changed_hypers, schedule_arrays
 from wdjax.train.state.normalization import Normalizer
 from wdjax.vector import VectorState
 
@@ -122,6 +124,20 @@ class TrainState(struct.PyTreeNode):
             "in memory": f"{num_bytes / 2**20:,.1f} MiB",
         }
         return html_table(rows.items(), caption="TrainState")
+
+
+def current_env_params(config: TrainConfig, params: EnvParams, num_updates: jax.Array) -> EnvParams:
+    """Return the parameters of the environment after `num_updates` of the run.
+
+    Args:
+        config: configuration of the run, with schedules in env steps.
+        params: parameters of the environment; those with a schedule are replaced.
+        num_updates: () int32.
+    """
+    env_steps = num_updates.astype(jnp.float32) * config.env_steps_per_update
+    values = {name: schedule_arrays(own)(env_steps) for name, own in config.env_schedules.items()}
+    changes = {name: value.astype(getattr(params, name).dtype) for name, value in values.items()}
+    return dataclasses.replace(params, **changes) if changes else params
 
 
 def current_hypers(config: TrainConfig, state: TrainState) -> dict[str, Hypers]:
