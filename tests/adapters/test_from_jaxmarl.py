@@ -133,6 +133,49 @@ def test_steps_agree_with_jaxmarl(name, changes, groups):
     assert all(gain.dtype == np.float32 for gain in reward.values())
 
 
+class Shaped:
+    """Two agents, paid 10, with shaped rewards of 1 and 2."""
+
+    agents = ("agent_0", "agent_1")
+
+    def reset(self, key):
+        return dict.fromkeys(self.agents, jnp.zeros(1)), jnp.int32(0)
+
+    def step_env(self, key, state, actions):
+        obs, _ = self.reset(key)
+        dones = dict.fromkeys((*self.agents, "__all__"), state == 3)
+        info = {"shaped_reward": {"agent_0": 1, "agent_1": 2.0}}
+        return obs, state + 1, dict.fromkeys(self.agents, 10.0), dones, info
+
+    def observation_space(self, agent):
+        return Box(0.0, 1.0, (1,), jnp.float32)
+
+    def action_space(self, agent):
+        return Discrete(2)
+
+
+def test_shaped_rewards_have_a_weight():
+    env, params = wdjax.adapters.from_jaxmarl(Shaped())
+    assert params.shaped_reward == env.default_params.shaped_reward == 0
+    _, state = env.reset(jax.random.key(0), params)
+    action = {"agent": jnp.zeros(2, jnp.int32)}
+    for weight, expected in ((0.0, [10, 10]), (0.5, [10.5, 11])):
+        params = params.replace(shaped_reward=weight)
+        _, _, reward, _, _, info = env.step(jax.random.key(0), state, action, params)
+        np.testing.assert_array_equal(reward["agent"], expected)
+        assert info == {"shaped_reward": 3.0}
+
+
+def test_overcooked_has_the_weight_of_shaped_rewards():
+    layout = {"layout": "cramped_room"}
+    assert wdjax.make("jaxmarl:overcooked", **layout)[1].shaped_reward == 0
+    assert wdjax.make("jaxmarl:overcooked", **layout, shaped_reward=0.5)[1].shaped_reward == 0.5
+    with pytest.raises(TypeError, match="shaped_reward = 'x': must be a number"):
+        wdjax.make("jaxmarl:overcooked", **layout, shaped_reward="x")
+    with pytest.raises(ValueError, match="unknown argument of jaxmarl:coin_game 'shaped_reward'"):
+        wdjax.make("jaxmarl:coin_game", shaped_reward=0.5)
+
+
 class Relay:
     """An environment in the form of JaxMARL.
 
@@ -387,6 +430,25 @@ def test_two_policies_train_on_tag_and_resume(tmp_path):
         whole.policies,
         state.policies,
     )
+
+
+@pytest.mark.slow
+def test_pqn_trains_a_team_on_overcooked_with_falling_shaped_rewards():
+    encoder = {"channels": [4], "padding": "same", "layer_norm": True}
+    network = NetworkConfig((16,), encoder="cnn", encoder_options=encoder, layer_norm=True)
+    config = tag_config(
+        env="jaxmarl:overcooked",
+        env_params={"layout": "counter_circuit", "max_steps": 12},
+        env_schedules={"shaped_reward": [[0, 1.0], [192, 0.0]]},
+        policies={
+            "agent": PolicyConfig(network=network, algorithm="PQN", options={"mixer": "sum"})
+        },
+    )
+    learner = make_learner(config)
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=3)
+    assert state.env_params.shaped_reward == 0
+    assert np.isfinite(metrics["agent/q_loss"]).all()
+    assert np.isfinite(metrics["episode_shaped_reward"]).all()
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ from wdjax.adapters._jaxmarl_agents import (
     split_dones,
     stack_agents,
 )
-from wdjax.checks import did_you_mean, require_known
+from wdjax.arguments import cast_params
+from wdjax.checks import require_known
 from wdjax.spaces import Box, Dict
 from wdjax.stepping import StepResult
 
@@ -34,6 +35,14 @@ from wdjax.stepping import StepResult
 @struct.dataclass
 class Params:
     """Empty params: a JaxMARL environment is configured by its constructor."""
+
+
+@struct.dataclass
+class ShapedParams:
+    """Params of an environment with shaped rewards, `info["shaped_reward"]` (Overcooked)."""
+
+    shaped_reward: float = 0.0
+    """weight of the shaped rewards, which are added to the rewards; 0 leaves them out"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +54,20 @@ class JaxMARLEnv(ForeignEnv):
 
     library: ClassVar[str] = "JaxMARL"
     can_truncate: ClassVar[bool] = False
-    default_params: ClassVar[Params] = Params()
 
     def __post_init__(self):
         require_known("credit", self.credit, ("agent", "team"))
-        _ = (
-            self.members,
-            self.agents,
-            self.world_size,
-        )  # outside of any trace, because JaxMARL creates arrays for its spaces
+        # outside of any trace, because JaxMARL creates arrays for its spaces
+        _ = self.members, self.agents, self.world_size, self.is_shaped
 
     @functools.cached_property
     def members(self) -> dict[str, Group]:
         """Agents and spaces of each group, by group name."""
         return group_agents(self.inner)
+
+    @property
+    def default_params(self) -> Params | ShapedParams:
+        return ShapedParams() if self.is_shaped else Params()
 
     @functools.cached_property
     def agents(self) -> list[Agent]:
@@ -69,16 +78,14 @@ class JaxMARLEnv(ForeignEnv):
     def groups(self) -> Mapping[str, int]:
         return {name: len(group.agents) for name, group in self.members.items()}
 
-    def reset(self, key: jax.Array, params: Params) -> tuple[dict[str, Any], State]:
+    def reset(self, key: jax.Array, params: Any) -> tuple[dict[str, Any], State]:
         terminated = {name: jnp.zeros(size, bool) for name, size in self.groups.items()}
         with jax.numpy_rank_promotion("allow"):  # third-party code may rely on rank promotion
             obs, inner = self.inner.reset(key)
             obs = self._observe(obs, inner, terminated)
         return obs, foreign.first_state(inner, obs, terminated)
 
-    def step(
-        self, key: jax.Array, state: State, action: dict[str, Any], params: Params
-    ) -> StepResult:
+    def step(self, key: jax.Array, state: State, action: dict[str, Any], params: Any) -> StepResult:
         # the dones of JaxMARL: with credit "team", some active agents are already done there
         before = state.terminated
         actions = {
@@ -95,6 +102,11 @@ class JaxMARLEnv(ForeignEnv):
             obs = self._observe(obs, inner, jax.tree.map(jnp.logical_or, before, done))
         ended = {name: flags | over for name, flags in done.items()}
         paid = self._by_group(rewards, jnp.float32)
+        if self.is_shaped:
+            shaped = self._by_group(info["shaped_reward"], jnp.float32)
+            paid = {name: paid[name] + params.shaped_reward * shaped[name] for name in paid}
+            total = sum(map(jnp.sum, shaped.values()))
+            info = {**info, "shaped_reward": total}
         obs, state, reward, terminated, info = foreign.next_state(
             state, inner, obs, paid, ended, info
         )
@@ -103,7 +115,7 @@ class JaxMARLEnv(ForeignEnv):
             reward = jax.tree.map(lambda left, values: jnp.where(left, 0.0, values), left, paid)
         return obs, state, reward, terminated, jax.tree.map(jnp.zeros_like, terminated), info
 
-    def observation_space(self, params: Params) -> Dict:
+    def observation_space(self, params: Any) -> Dict:
         return Dict(
             {
                 name: group.observation_space.batch(len(group.agents))
@@ -111,13 +123,31 @@ class JaxMARLEnv(ForeignEnv):
             }
         )
 
-    def action_space(self, params: Params) -> Dict:
+    def action_space(self, params: Any) -> Dict:
         return Dict(
             {
                 name: group.action_space.batch(len(group.agents))
                 for name, group in self.members.items()
             }
         )
+
+    @functools.cached_property
+    def is_shaped(self) -> bool:
+        """Whether `info["shaped_reward"]` has a number for each agent."""
+        actions = {
+            agent: jnp.zeros(group.action_space.shape, group.action_space.dtype)
+            for group in self.members.values()
+            for agent in group.agents
+        }
+
+        def shaped_reward(key: jax.Array) -> Any:
+            _, inner = self.inner.reset(key)
+            info = self.inner.step_env(key, inner, self._in_order(actions))[4]
+            return info.get("shaped_reward")
+
+        with jax.numpy_rank_promotion("allow"):
+            shaped = jax.eval_shape(shaped_reward, jax.random.key(0))
+        return isinstance(shaped, Mapping) and all(agent in shaped for agent in self.agents)
 
     @functools.cached_property
     def world_size(self) -> int:
@@ -127,10 +157,10 @@ class JaxMARLEnv(ForeignEnv):
             state = jax.eval_shape(functools.partial(world_state, self.inner), inner)
         return 0 if state is None else state.size
 
-    def global_state_space(self, params: Params) -> Box | None:
+    def global_state_space(self, params: Any) -> Box | None:
         return Box(-np.inf, np.inf, (self.world_size,)) if self.world_size else None
 
-    def global_state(self, state: State, params: Params) -> jax.Array:
+    def global_state(self, state: State, params: Any) -> jax.Array:
         with jax.numpy_rank_promotion("allow"):
             whole = cast(jax.Array, world_state(self.inner, state.inner))
             return jnp.ravel(whole).astype(jnp.float32)
@@ -203,8 +233,8 @@ def where_all(flags: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 def from_jaxmarl(
     env: Any, credit: Literal["agent", "team"] | None = None
-) -> tuple[JaxMARLEnv, Params]:
-    """Convert a JaxMARL environment to a wdjax environment and its (empty) params.
+) -> tuple[JaxMARLEnv, Params | ShapedParams]:
+    """Convert a JaxMARL environment to a wdjax environment and its params.
 
         env, params = wdjax.adapters.from_jaxmarl(MyEnv())
         wdjax.register("mine", env)  # for presets, the command line and resuming
@@ -237,6 +267,10 @@ def from_jaxmarl(
     receives JaxMARL's reward, so returns are equal to JaxMARL's. Its action is replaced by the
     first one that its mask allows (in SMAX: stop), or by 0 without a mask.
 
+    Shaped rewards: if `info["shaped_reward"]` has a number for each agent (Overcooked), the params
+    have the weight `shaped_reward`, by default 0. It multiplies these numbers, which are added to
+    the rewards. `info["shaped_reward"]` becomes their sum over agents, without the weight.
+
     Masks: observations are `{"obs": ..., "action_mask": ...}` if the environment reports available
     actions (`get_avail_actions`, in Hanabi `get_legal_moves`), one flag per action.
 
@@ -267,7 +301,8 @@ def from_jaxmarl(
             "credit='agent' to silence this warning.",
             stacklevel=2,
         )
-    return JaxMARLEnv(env, credit or "agent"), Params()
+    adapted = JaxMARLEnv(env, credit or "agent")
+    return adapted, cast_params(adapted.default_params, adapted.default_params)
 
 
 def world_state(env: Any, state: Any) -> jax.Array | None:
@@ -282,14 +317,14 @@ def world_state(env: Any, state: Any) -> jax.Array | None:
     return None
 
 
-def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
+def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params | ShapedParams]:
     """Make the environment of `wdjax.make("jaxmarl:NAME", ...)`.
 
     Args:
         name: a name that `jaxmarl.make` accepts.
         **arguments: constructor arguments of the environment, and `credit` (see `from_jaxmarl`).
             Two objects of JaxMARL can be given by name, for presets: `scenario: 3m` of SMAX and
-            `layout: cramped_room` of Overcooked.
+            `layout: cramped_room` of Overcooked. Overcooked has the weight `shaped_reward`.
 
     Raises:
         ImportError: if JaxMARL or a dependency of the environment is not installed.
@@ -299,16 +334,19 @@ def make(name: str, **arguments: Any) -> tuple[JaxMARLEnv, Params]:
     """
     jaxmarl, credit = foreign.import_library("jaxmarl"), arguments.pop("credit", None)
     require_known("environment of JaxMARL", name, jaxmarl.registered_envs)
+    weights = {key: arguments.pop(key) for key in ("shaped_reward",) if key in arguments}
     env = jaxmarl.make(
         name, **{key: named_object(name, key, value) for key, value in arguments.items()}
     )
     known = [*foreign.argument_names(env), "credit"]
     for key in arguments:  # environments of MPE ignore unknown arguments
-        if key not in known and not hasattr(env, key):
-            raise ValueError(
-                f"unknown argument of jaxmarl:{name} {key!r}: {did_you_mean(key, known)}"
-            )
-    return from_jaxmarl(env, credit)
+        if not hasattr(env, key):
+            require_known(f"argument of jaxmarl:{name}", key, known)
+    adapted, params = from_jaxmarl(env, credit)
+    for key in weights:
+        require_known(f"argument of jaxmarl:{name}", key, [*known, *vars(params)])
+    changed = dataclasses.replace(params, **weights)
+    return adapted, cast_params(changed, adapted.default_params)
 
 
 def named_object(name: str, key: str, value: Any) -> Any:
