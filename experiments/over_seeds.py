@@ -4,12 +4,13 @@ Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statisti
 (NeurIPS 2021), computed as in their library rliable, with a fixed seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 LEVEL = 0.95  # confidence level of all intervals
 DRAWS = 2_000  # bootstrap samples
+Middle = Callable[[np.ndarray], np.ndarray]  # [..., seeds] -> [...]
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
@@ -20,6 +21,11 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     ordered = np.sort(scores, axis=-1)
     cut = ordered.shape[-1] // 4
     return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
+
+
+def plain_mean(scores: np.ndarray) -> np.ndarray:
+    """Return the mean of scores, [..., seeds] -> [...]."""
+    return scores.mean(axis=-1)
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
@@ -35,23 +41,31 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
     return float((np.greater(*pairs) + 0.5 * np.equal(*pairs)).mean())
 
 
-def bootstrap_interval(scores: np.ndarray) -> tuple[float, float]:
-    """Return the bootstrap percentile interval of the interquartile mean of scores, [seeds]."""
+def bootstrap_interval(
+    scores: np.ndarray, middle: Middle = interquartile_mean
+) -> tuple[float, float]:
+    """Return the bootstrap percentile interval of a mean of scores, [seeds]."""
     random = np.random.default_rng(0)
     drawn = scores[random.integers(len(scores), size=(DRAWS, len(scores)))]
     ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     low, high = np.quantile(
-        interquartile_mean(drawn), ends, method="inverted_cdf"
+        middle(drawn), ends, method="inverted_cdf"
     )  # not between infinity and a number
     return float(low), float(high)
 
 
-def interval_of_mean(scores: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+def interval_of_mean(
+    scores: Sequence[float] | np.ndarray, middle: Middle = interquartile_mean
+) -> tuple[float, float, float]:
     """Return (interquartile mean, low, high) of scores, with the ends of its interval.
 
     NaN scores are omitted. The mean is NaN without scores, and the interval with fewer than two.
+
+    Args:
+        scores: [seeds].
+        middle: another mean, such as `plain_mean`.
     """
     known = np.asarray(scores, np.float64)
     known = known[~np.isnan(known)]
-    middle = float(interquartile_mean(known)) if len(known) else np.nan
-    return middle, *(bootstrap_interval(known) if len(known) > 1 else (np.nan, np.nan))
+    mean = float(middle(known)) if len(known) else np.nan
+    return mean, *(bootstrap_interval(known, middle) if len(known) > 1 else (np.nan, np.nan))

@@ -1,0 +1,1 @@
+"""Comparison rows: wdjax and programs of other authors on their tasks, on the same card."""

@@ -1,0 +1,6 @@
+"""Run python -m wdjax.experiments.reference.peers."""
+
+from wdjax.experiments.reference.peers.run import main
+
+if __name__ == "__main__":
+    main()
