@@ -29,8 +29,9 @@ hyperparameters, seeds and card. The numbers of env steps and seeds are in the t
   episodes have a larger weight.
 * **Share of games won**: the same. *Sampled / training*: wdjax counts 512 fresh episodes a seed
   with sampled actions after training, the other script the last 2 % of training.
-* **Seconds**: training of all seeds in one vmapped program, without compilation. **Ratio**: wdjax
-  divided by the other program, if both ran the same seeds on the same machine.
+* **Seconds**: training without compilation, all seeds of a command in one vmapped program, summed
+  over commands. **Ratio**: wdjax divided by the other program, if both ran the same commands on the
+  same machine.
 * **Changes to the scripts**: they return the metrics of every seed and do not call wandb, which
   makes them faster, and they run with gymnax 1.0, which reports time limits separately.
   `experiments/reference/peers/tasks.py` lists the changes.

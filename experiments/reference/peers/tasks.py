@@ -37,6 +37,10 @@ BY_AGENT = (
     "metric = jax.tree.map(lambda x: x.mean(), metric)",
     "metric = jax.tree.map(lambda x: x.reshape(-1, env.num_agents).mean(0), metric)",
 )
+EPISODES = (  # of every step, so that the ended episodes are known
+    "metrics.update({k: v.mean() for k, v in infos.items()})",
+    "metrics.update(infos)",
+)
 PADDED = (
     ("pad(x[a]) for", "pad(x[a], max_dim) for"),
     ("z.shape[:-1] + [length - z.shape[-1]]", "(*z.shape[:-1], length - z.shape[-1])"),
@@ -103,9 +107,15 @@ def ippo_mpe(shared_trunk: bool) -> dict[str, Any]:
 
 
 SPREAD, TAG = "MPE_simple_spread_v3", "MPE_simple_tag_v3"
-MAPPO_MPE = PPO | {"algorithm": "MAPPO", "network": RNN | {"activation": "tanh"},
-                   "learning_rate": to_zero(2e-3)}  # fmt: skip
-MAPPO_TAG = ippo_mpe(False) | {"algorithm": "MAPPO"}
+MAPPO = {"algorithm": "MAPPO", "critic_observes": True, "normalize_value": False}
+MAPPO_NOTE = (
+    "The critic of wdjax sees the global state, the observation of the agent and its number, "
+    "JaxMARL's the global state and, in SMAX, the number."
+)
+# JaxMARL's script ignores ACTIVATION: tanh of its configuration
+MAPPO_MPE = PPO | MAPPO | {"network": RNN | {"activation": "relu"},
+                           "learning_rate": to_zero(2e-3)}  # fmt: skip
+MAPPO_TAG = ippo_mpe(False) | MAPPO
 PQN_MPE = PQN | {
     "agents": ["agent[*]"], "agent_type_feature": True,
     "network": NETWORK | {"hidden_sizes": [256, 256], "activation": "relu", "layer_norm": True},
@@ -135,6 +145,7 @@ MPE_TASKS = {
                 "baselines/MAPPO/config/mappo_homogenous_rnn_mpe.yaml", edits=(SILENT, REPORTS)),
         },
         (TRAINING_RETURN,),
+        note=MAPPO_NOTE,
     ),
     "mpe_tag_ippo": Task(
         "MPE simple_tag, return of the three predators", "IPPO and MAPPO", 10_000_000,
@@ -167,10 +178,11 @@ MPE_TASKS = {
 
 SMAX = {"see_enemy_actions": True, "walls_cause_death": True, "attack_mode": "closest"}
 BATTLE = RNN | {"activation": "relu"}
-IPPO_SMAX = PPO | {"network": BATTLE, "clip": 0.05, "learning_rate": to_zero(4e-3),
+IPPO_SMAX = PPO | {"network": BATTLE, "clip": 0.05, "value_clip": 0.05,
+                   "learning_rate": to_zero(4e-3),
                    "max_grad_norm": 0.25}  # fmt: skip
-MAPPO_SMAX = PPO | {"algorithm": "MAPPO", "network": BATTLE, "entropy_coefficient": 0.0,
-                    "learning_rate": to_zero(2e-3), "max_grad_norm": 0.25}  # fmt: skip
+MAPPO_SMAX = PPO | MAPPO | {"network": BATTLE, "entropy_coefficient": 0.0,
+                            "learning_rate": to_zero(2e-3), "max_grad_norm": 0.25}  # fmt: skip
 PQN_SMAX = PQN | {
     "agents": ["ally[*]"], "agent_type_feature": True, "normalize_observation": True,
     "network": NETWORK | {"hidden_sizes": [512, 512], "recurrent_size": 512, "layer_norm": True,
@@ -199,8 +211,8 @@ def smax_ppo(scenario: str, algorithm: str, env_steps: int, seeds: int = 10) -> 
     ours = smax(scenario, policy)
     programs: Programs = {f"wdjax {algorithm.removeprefix('I')}": ours}
     programs |= {f"JaxMARL {algorithm}": theirs}
-    title = f"{algorithm}, recurrent"
-    return Task(f"SMAX {scenario}", title, env_steps, programs, (SAMPLED_WON,), seeds)
+    title, note = f"{algorithm}, recurrent", MAPPO_NOTE if algorithm == "MAPPO" else ""
+    return Task(f"SMAX {scenario}", title, env_steps, programs, (SAMPLED_WON,), seeds, note)
 
 
 def smax_pqn(scenario: str, agents: int, env_steps: int, seeds: int = 10) -> Task:
@@ -266,7 +278,8 @@ def minatar_tasks(game: str) -> dict[str, Task]:
     env = f"{game}-MinAtar"
     scripts = {
         "pqn": Theirs("purejaxql", "purejaxql/pqn_minatar.py",
-            "purejaxql/config/alg/pqn_minatar.yaml", {"ENV_NAME": env}, (ONE_DONE,)),
+            "purejaxql/config/alg/pqn_minatar.yaml", {"ENV_NAME": env},
+            (ONE_DONE, EPISODES)),
         "ppo": Theirs("purejaxrl", "purejaxrl/ppo.py", PPO_MINATAR_CONFIG, {"ENV_NAME": env},
             (ONE_DONE_INSIDE,)),
     }  # fmt: skip
@@ -293,7 +306,8 @@ GYMNAX_TASKS = {
         {
             "wdjax PQN": gymnax("CartPole-v1", 32, 64, PQN_CARTPOLE),
             "purejaxql PQN": Theirs("purejaxql", "purejaxql/pqn_gymnax.py",
-                "purejaxql/config/alg/pqn_cartpole.yaml", edits=(ONE_DONE,)),
+                "purejaxql/config/alg/pqn_cartpole.yaml",
+                edits=(ONE_DONE, EPISODES)),
         },
         (TRAINING_RETURN, GREEDY_RETURN),
     ),
