@@ -1,5 +1,7 @@
 """Environments that return arrays of all agents: JaxMARL's storm, and a toy like SocialJax's."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,9 +191,12 @@ def test_steps_of_storm_agree(storm):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")
-def test_ppo_trains_on_images_of_storm(quick_compile):
+def test_mappo_trains_on_images_and_inventories_of_storm_with_agent_ids(quick_compile):
     pytest.importorskip("jaxmarl", exc_type=ImportError)
-    learner = make_learner(image_config("jaxmarl:storm", num_agents=3, num_inner_steps=6))
+    config = image_config("jaxmarl:storm", num_agents=3, num_inner_steps=6)
+    ids = {"agents": ("agent[*]",), "agent_type_feature": True, "algorithm": "MAPPO"}
+    policy = dataclasses.replace(config.policies["agent"], **ids)
+    learner = make_learner(dataclasses.replace(config, policies={"agent": policy}))
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
     assert (metrics["episode_length"] == 6).all()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.policies))

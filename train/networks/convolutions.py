@@ -1,7 +1,8 @@
 """The encoder `cnn`: convolutions over an image in the observation."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, cast
 
 import chex
@@ -22,7 +23,7 @@ class CNN(nnx.Module):
     images, as of MinAtar, become float32 without scaling.
 
     Args:
-        observation_space: a Box with three axes, or a Dict with exactly one.
+        observation_space: a Box with three axes, or a Dict with exactly one, also in an inner Dict.
         channels: output channels of each convolution.
         kernel_size: width of the square kernels, one for all or one for each convolution.
         stride: as `kernel_size`.
@@ -44,9 +45,7 @@ class CNN(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        self.image, self.others = _split(observation_space)
-        parts = observation_space.spaces if isinstance(observation_space, Dict) else {}
-        image = cast(Box, parts[self.image] if self.image else observation_space)
+        self.path, image, self.others = _split(observation_space)
         height, width, size = image.shape
         require_known("padding", padding, ("valid", "same"))
         kernels, strides = (
@@ -78,8 +77,8 @@ class CNN(nnx.Module):
         )
 
     def __call__(self, obs: chex.ArrayTree) -> jax.Array:
-        x = obs if self.image is None else cast(dict, obs)[self.image]
-        x = jnp.asarray(x, jnp.float32)
+        image = functools.reduce(lambda part, name: cast(dict, part)[name], self.path, obs)
+        x = jnp.asarray(image, jnp.float32)
         for i in range(self.depth):
             x = getattr(self, f"layer_{i}")(x)
             if self.layer_norm:
@@ -91,20 +90,31 @@ class CNN(nnx.Module):
         return jnp.concatenate([features, encode(self.others, obs)], axis=-1)
 
 
-def _split(space: Space) -> tuple[str | None, Dict | None]:
-    """Return (name of the image in a Dict or None, the other parts or None)."""
-    if _is_image(space):
-        return None, None
-    parts = dict(space.spaces) if isinstance(space, Dict) else {}
-    images = [name for name, part in parts.items() if _is_image(part)]
+def _split(space: Space) -> tuple[tuple[str, ...], Box, Dict | None]:
+    """Return (names that lead to the image, its space, the other parts or None)."""
+    paths = list(_images(space))
     allowed = "a Box [height, width, channels], or a Dict with exactly one"
-    require(len(images) == 1, "observation space of encoder 'cnn'", space, allowed, TypeError)
-    others = {name: part for name, part in parts.items() if name not in (images[0], MASK)}
-    return images[0], Dict(others) if others else None
+    require(len(paths) == 1, "observation space of encoder 'cnn'", space, allowed, TypeError)
+    image = functools.reduce(lambda part, name: cast(Dict, part)[name], paths[0], space)
+    return paths[0], cast(Box, image), _without(space, paths[0])
 
 
-def _is_image(space: Space) -> bool:
-    return isinstance(space, Box) and len(space.shape) == 3
+def _images(space: Space) -> Iterator[tuple[str, ...]]:
+    """Yield the names that lead to each image."""
+    if isinstance(space, Box) and len(space.shape) == 3:
+        yield ()
+    for name, part in space.spaces.items() if isinstance(space, Dict) else ():
+        yield from ((name, *path) for path in _images(part))
+
+
+def _without(space: Space, path: tuple[str, ...]) -> Dict | None:
+    """Return the parts of a Dict except the one at the end of `path`; None if there are none."""
+    if not path:
+        return None
+    parts: dict[str, Space | None] = dict(cast(Dict, space).spaces)
+    parts[path[0]] = _without(cast(Dict, space)[path[0]], path[1:])
+    rest = {name: part for name, part in parts.items() if part is not None and name != MASK}
+    return Dict(rest) if rest else None
 
 
 def _for_each(name: str, value: int | Sequence[int], channels: Sequence[int]) -> list[int]:

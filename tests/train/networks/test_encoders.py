@@ -419,9 +419,23 @@ def test_cnn_appends_other_parts_and_takes_several_layers():
     np.testing.assert_array_equal(features[:, 0, -3:], [[0, 0, 1], [1, 0, 0]])
 
 
+def test_cnn_finds_the_image_of_an_inner_dict():
+    """A dict observation with an agent type, as of JaxMARL's storm."""
+    inner = Dict({"image": IMAGE, "inventory": Box(shape=(2,), dtype=jnp.int8)})
+    encoder = CNN(Dict({"obs": inner, "agent_type": Discrete(2)}), rngs=nnx.Rngs(0))
+    inner = {"image": jnp.ones((3, 5, 6, 2)), "inventory": jnp.full((3, 2), 7, jnp.int8)}
+    features = encoder({"obs": inner, "agent_type": jnp.array([0, 1, 1])})
+    assert features.shape == (3, encoder.num_features) == (3, 3 * 4 * 16 + 4)
+    others = {(7.0, 7.0, 1.0, 0.0), (7.0, 7.0, 0.0, 1.0)}
+    assert set(map(tuple, features[:, -4:].tolist())) == others
+    alone = CNN(Dict({"image": IMAGE}), rngs=nnx.Rngs(0))
+    assert alone({"image": jnp.ones((5, 6, 2))}).shape == (3 * 4 * 16,)
+
+
 @pytest.mark.parametrize(
     ("space", "options", "error", "words"),
     [
+        (Dict({"a": IMAGE, "b": Dict({"c": IMAGE})}), {}, TypeError, "a Dict with exactly one"),
         (Box(0.0, 1.0, (5,)), {}, TypeError, "a Box [height, width, channels], or a Dict"),
         (IMAGE, {"kernel_size": 6}, ValueError, "kernel_size = 6: must be kernels that fit into"),
         (IMAGE, {"stride": [1, 2]}, ValueError, "stride = [1, 2]: must be a number, or 1 numbers"),
