@@ -22,7 +22,14 @@ NOT_INSTALLED = {
         "card",
         "memory",
     ),
-    "wdjax.experiments.reference": ("__main__", "rerun", "rows"),
+    "wdjax.experiments.reference": (
+        "__main__",
+        "rerun",
+        "rows",
+        "team_worlds",
+        "world_table",
+        "worlds",
+    ),
 }
 
 

@@ -163,7 +163,7 @@ NOT_INSTALLED = {
         "card",
         "memory",
     ),
-    "experiments/reference": ("__main__", "rerun", "rows"),
+    "experiments/reference": ("__main__", "rerun", "rows", "team_worlds", "world_table", "worlds"),
 }
 
 

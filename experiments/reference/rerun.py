@@ -121,8 +121,37 @@ def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
         The result to store, and the trained state of seed 0.
     """
     learner = make_learner(load_config(row.preset, devices=1))
-    num_updates = learner.config.num_updates
     keys = jax.vmap(jax.random.key)(jnp.arange(row.seeds))
+    runs, times = train_seeds(learner, keys)
+    measured = [
+        row.measure(learner, *run, jax.random.fold_in(key, EVALUATION))
+        for run, key in zip(runs, keys, strict=True)
+    ]
+    result = {
+        "preset": row.preset,
+        "config": read_yaml(preset_path(row.preset)),
+        "seeds": row.seeds,
+        **times,
+        "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
+        "curve": curve(learner, [own for _, own in runs]),
+    }
+    return result, runs[0][0]
+
+
+def train_seeds(
+    learner: Learner, keys: jax.Array
+) -> tuple[list[tuple[TrainState, Mapping[str, np.ndarray]]], dict[str, Any]]:
+    """Train one run per key, all in one program.
+
+    Args:
+        learner: learner of the runs.
+        keys: [seeds] keys.
+
+    Returns:
+        ((trained state, metrics [num_updates]) of each run, numbers to store: env steps, seconds,
+        machine and versions).
+    """
+    num_updates = learner.config.num_updates
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     program = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=num_updates)))
     start = time.perf_counter()
@@ -132,24 +161,14 @@ def measure(row: Row) -> tuple[dict[str, Any], TrainState]:
     states, metrics = jax.block_until_ready(compiled(states))
     seconds = time.perf_counter() - start
     trained = states, jax.device_get(metrics)
-    runs = [jax.tree.map(lambda leaf, i=i: leaf[i], trained) for i in range(row.seeds)]
-    measured = [
-        row.measure(learner, *run, jax.random.fold_in(key, EVALUATION))
-        for run, key in zip(runs, keys, strict=True)
-    ]
-    result = {
-        "preset": row.preset,
-        "config": read_yaml(preset_path(row.preset)),
-        "seeds": row.seeds,
+    runs = [jax.tree.map(lambda leaf, i=i: leaf[i], trained) for i in range(len(keys))]
+    return runs, {
         "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
         "seconds": round(seconds, 1),
         "compile_seconds": round(compile_seconds, 1),
         "machine": f"{machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")},
-        "numbers": {name: summarize([one[name] for one in measured]) for name in row.targets},
-        "curve": curve(learner, [own for _, own in runs]),
     }
-    return result, runs[0][0]
 
 
 def summarize(values: list[float]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from wdjax.train import Learner, TrainState, cross_play, evaluate
+from wdjax.train import Episodes, Learner, TrainState, cross_play, evaluate
 
 Measured = dict[str, float]
 
@@ -99,11 +99,7 @@ def against_others(
 ) -> Measured:  # fmt: skip
     """Evaluate trained, random and scripted policies of taggers and runners against each other."""
     cells = cross_play(learner, state, key, episodes, greedy, opponents=("random", *scripts))
-    runners = learner.env.groups["runner"]
-    left = {
-        cell: float((runners - episodes.episode_info["tags"]).mean())
-        for cell, episodes in cells.items()
-    }
+    left = {cell: runners_left(learner, episodes) for cell, episodes in cells.items()}
     last = {cell: float(episodes.episode_length.mean()) for cell, episodes in cells.items()}
     by_script = {}
     for name in scripts:
@@ -119,6 +115,11 @@ def against_others(
         "random runners left by random taggers": left["random", "random"],
         **by_script,
     }
+
+
+def runners_left(learner: Learner, episodes: Episodes) -> float:
+    """Return the mean number of runners at the end of episodes of Tag."""
+    return float((learner.env.groups["runner"] - episodes.episode_info["tags"]).mean())
 
 
 RETURN = "greedy return"
