@@ -1,6 +1,7 @@
 """Comparison rows: configurations, stored results, intervals and the page."""
 
 import math
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +10,27 @@ import pytest
 from wdjax.experiments.over_seeds import bootstrap_interval, interval_of_mean, plain_mean
 from wdjax.experiments.reference.peers.ours import make_config, run_ours
 from wdjax.experiments.reference.peers.page import newest, page, read_entries, scores_by_seed
-from wdjax.experiments.reference.peers.programs import GREEDY, RETURN, SAMPLED, TRAINING, WON, Ours
-from wdjax.experiments.reference.peers.programs import Task as Row
+from wdjax.experiments.reference.peers.programs import (
+    GREEDY,
+    RETURN,
+    SAMPLED,
+    TRAINING,
+    WON,
+    Ours,
+    Task,
+    Theirs,
+)
 from wdjax.experiments.reference.peers.run import append, main, parse
 from wdjax.experiments.reference.peers.tasks import TASKS
-from wdjax.experiments.reference.peers.theirs import curves, last_mean, load_script, per_update
+from wdjax.experiments.reference.peers.theirs import (
+    curves,
+    last_mean,
+    load_script,
+    per_update,
+    read_config,
+    run_theirs,
+    with_one_done,
+)
 
 OURS = [
     (name, label)
@@ -39,19 +56,19 @@ def test_the_interval_of_the_mean_by_hand():
     assert interval_of_mean([5.0, math.nan], plain_mean)[0] == 5
 
 
-@pytest.mark.parametrize(("name", "label"), OURS)
-def test_every_configuration_loads(name, label):
-    program = TASKS[name].programs[label]
-    pytest.importorskip(program.preset["env"].split(":")[0])
-    config = make_config(program, TASKS[name].env_steps, {})
-    assert set(program.policies) <= set(config.policies)
-    for policy in config.policies.values():
-        assert policy.network.encoder in ("flat", "cnn")
+def test_every_configuration_loads():
+    for library in ("gymnax", "jaxmarl"):
+        pytest.importorskip(library)
+    for name, label in OURS:
+        program = TASKS[name].programs[label]
+        if "smacv2" not in name and "asterix" not in name:  # as 2s3z and Breakout
+            config = make_config(program, TASKS[name].env_steps, {})
+            assert set(program.policies) <= set(config.policies)
 
 
 def test_a_row_has_one_program_of_others():
     with pytest.raises(ValueError, match="must contain one Theirs"):
-        Row("CartPole", "PQN", 1, {}, ())
+        Task("CartPole", "PQN", 1, {}, ())
 
 
 def test_results_are_appended(tmp_path):
@@ -112,7 +129,48 @@ def test_training_scores_are_means_over_the_last_updates():
     assert math.isnan(last_mean(np.array([[1.0, 2.0, np.nan]]))[0])
 
 
-def test_an_edit_must_occur_once(tmp_path):
+SCRIPT = """
+import hydra
+import jax.numpy as jnp
+
+def make_train(config):
+    config["NUM_UPDATES"] = config["TOTAL_TIMESTEPS"] // config["NUM_STEPS"] // config["NUM_ENVS"]
+    def train(key):
+        score = key[1] + jnp.arange(config["NUM_UPDATES"]) * config["RATE"]
+        names = "returned_episode_returns", "test/returned_episode_returns"
+        return {"metrics": {name: score for name in names}}
+    return train
+
+@hydra.main(version_base=None)
+def main(config):
+    raise RuntimeError
+"""
+
+
+def test_a_script_of_others_trains_all_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "train_it.py").write_text(SCRIPT)
+    config = {"NUM_STEPS": 2, "NUM_ENVS": 4, "RATE": 1.0, "TOTAL_TIMESTEPS_DECAY": 1}
+    edit = ("key[1] +", "100 * key[1] +")
+    program = Theirs("library", "train_it.py", config, {"RATE": 2.0}, (edit,), factor=3.0)
+    assert read_config(program, tmp_path, 40)["TOTAL_TIMESTEPS_DECAY"] == 40
+    result = run_theirs(program, tmp_path, [7, 8], 40, {"NUM_ENVS": 2})
+    assert result["trained_env_steps"] == 40
+    last = [3 * (700 + 18), 3 * (800 + 18)]
+    assert result["scores"] == {RETURN: {TRAINING: last, GREEDY: last}}
+    assert result["curve"][0] == 3 * 750
+    assert "hydra" not in sys.modules
+
+
+def test_steps_of_gymnax_report_one_done():
+    info = {"discount": 1.0, "final_observation": 0.0, "terminated": True, "truncated": False}
+    step = with_one_done(lambda: (0, 1, 2.0, np.False_, np.True_, info))
+    assert step() == (0, 1, 2.0, True, {"discount": 1.0})
+
+
+def test_an_edit_must_occur_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
     script = tmp_path / "script_of_others.py"
     script.write_text("a = 1\nb = 1\n")
     assert load_script(script, [("a = 1", "a = 2")]).a == 2

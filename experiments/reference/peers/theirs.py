@@ -90,8 +90,6 @@ def load_script(path: Path, edits: Sequence[tuple[str, str]]) -> types.ModuleTyp
     Raises:
         ValueError: if a text to replace does not occur exactly once.
     """
-    for name in UNUSED:
-        sys.modules[name] = MagicMock()
     sys.path.insert(0, str(path.parent))
     text = path.read_text(encoding="utf8")
     for old, new in edits:
@@ -101,7 +99,14 @@ def load_script(path: Path, edits: Sequence[tuple[str, str]]) -> types.ModuleTyp
     module = types.ModuleType(path.stem)
     module.__dict__["with_one_done"] = with_one_done  # for edits
     sys.modules[path.stem] = module
-    exec(compile(text, str(path), "exec"), module.__dict__)
+    real = {name: sys.modules[name] for name in UNUSED if name in sys.modules}
+    sys.modules.update({name: MagicMock() for name in UNUSED})
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+    finally:
+        for name in UNUSED:
+            del sys.modules[name]
+        sys.modules.update(real)
     return module
 
 
