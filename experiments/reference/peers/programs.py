@@ -38,6 +38,8 @@ class Theirs:
     """replacements in the text of the script, each for exactly one occurrence"""
     agents: int | None = None
     """number of agents, the first ones, with returns that are measured; None: all"""
+    config_from: str = ""
+    """path in the checkout from which a configuration without a file is copied"""
     factor: float = 1.0
     """sum of the agents' returns / mean of the returns that the script reports"""
 

@@ -281,7 +281,7 @@ def minatar_tasks(game: str) -> dict[str, Task]:
             "purejaxql/config/alg/pqn_minatar.yaml", {"ENV_NAME": env},
             (ONE_DONE, EPISODES)),
         "ppo": Theirs("purejaxrl", "purejaxrl/ppo.py", PPO_MINATAR_CONFIG, {"ENV_NAME": env},
-            (ONE_DONE_INSIDE,)),
+            (ONE_DONE_INSIDE,), config_from="examples/brax_minatar.ipynb"),
     }  # fmt: skip
     pqn: Programs = {
         "wdjax PQN": gymnax(env, 128, 32, PQN_MINATAR),
