@@ -15,12 +15,17 @@ from wdjax.spaces import Box, Dict, Space
 from wdjax.train.networks.encoders import MASK, encode, encoded_size
 from wdjax.train.networks.linear import orthogonal
 
+INITIALIZERS: dict[str, nnx.Initializer] = {
+    "orthogonal": orthogonal(math.sqrt(2)),
+    "he": nnx.initializers.he_normal(),
+    "lecun": nnx.initializers.lecun_normal(),
+}
+
 
 class CNN(nnx.Module):
     """Convolutions over an image [height, width, channels], each followed by a relu, flattened.
 
-    Other parts of a dict observation, such as an agent type, are appended to the features. Integer
-    images, as of MinAtar, become float32 without scaling.
+    Other parts of a dict observation, such as an agent type, are appended to the features.
 
     Args:
         observation_space: a Box with three axes, or a Dict with exactly one, also in an inner Dict.
@@ -29,6 +34,8 @@ class CNN(nnx.Module):
         stride: as `kernel_size`.
         padding: "valid" or "same".
         layer_norm: normalize the inputs of each relu over the channels.
+        scale: factor of the image, as float32; 1 / 255 for pixels of 0 to 255.
+        initializer: of the kernels: "orthogonal" (gain sqrt(2)), "he" or "lecun" (normal).
         rngs: random streams of flax.
     """
 
@@ -42,12 +49,17 @@ class CNN(nnx.Module):
         stride: int | Sequence[int] = 1,
         padding: Literal["valid", "same"] = "valid",
         layer_norm: bool = False,
+        scale: float = 1.0,
+        initializer: Literal["orthogonal", "he", "lecun"] = "orthogonal",
         *,
         rngs: nnx.Rngs,
     ):
         self.path, image, self.others = _split(observation_space)
         height, width, size = image.shape
         require_known("padding", padding, ("valid", "same"))
+        require_known("initializer", initializer, INITIALIZERS)
+        require(math.isfinite(scale) and scale != 0, "scale", scale, "finite and not 0")
+        self.scale = scale
         kernels, strides = (
             _for_each(name, value, channels)
             for name, value in (("kernel_size", kernel_size), ("stride", stride))
@@ -61,7 +73,7 @@ class CNN(nnx.Module):
                 (kernel, kernel),
                 (step, step),
                 padding=padding.upper(),
-                kernel_init=orthogonal(math.sqrt(2)),
+                kernel_init=INITIALIZERS[initializer],
                 rngs=rngs,
             )
             setattr(self, f"layer_{i}", layer)
@@ -78,7 +90,7 @@ class CNN(nnx.Module):
 
     def __call__(self, obs: chex.ArrayTree) -> jax.Array:
         image = functools.reduce(lambda part, name: cast(dict, part)[name], self.path, obs)
-        x = jnp.asarray(image, jnp.float32)
+        x = self.scale * jnp.asarray(image, jnp.float32)
         for i in range(self.depth):
             x = getattr(self, f"layer_{i}")(x)
             if self.layer_norm:

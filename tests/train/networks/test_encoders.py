@@ -419,6 +419,19 @@ def test_cnn_appends_other_parts_and_takes_several_layers():
     np.testing.assert_array_equal(features[:, 0, -3:], [[0, 0, 1], [1, 0, 0]])
 
 
+def test_cnn_scales_images_and_draws_kernels():
+    image = jnp.full((5, 6, 2), 255, jnp.uint8)
+    for initializer, variance in {"orthogonal": 2, "he": 2, "lecun": 1}.items():
+        options = {"channels": (64,), "initializer": initializer}
+        one, scaled = (
+            CNN(IMAGE, **options, scale=scale, rngs=nnx.Rngs(0)) for scale in (1.0, 1 / 255)
+        )
+        np.testing.assert_allclose(one(image) / 255, scaled(image), rtol=1e-5, atol=1e-6)
+        # a kernel [3, 3, 2, 64] has 18 inputs; an orthogonal one of rank 18 has fewer
+        wanted = 2 / 64 if initializer == "orthogonal" else variance / 18
+        np.testing.assert_allclose(jnp.var(one.layer_0.kernel[...]), wanted, rtol=0.15)
+
+
 def test_cnn_finds_the_image_of_an_inner_dict():
     """A dict observation with an agent type, as of JaxMARL's storm."""
     inner = Dict({"image": IMAGE, "inventory": Box(shape=(2,), dtype=jnp.int8)})
@@ -440,6 +453,8 @@ def test_cnn_finds_the_image_of_an_inner_dict():
         (IMAGE, {"kernel_size": 6}, ValueError, "kernel_size = 6: must be kernels that fit into"),
         (IMAGE, {"stride": [1, 2]}, ValueError, "stride = [1, 2]: must be a number, or 1 numbers"),
         (IMAGE, {"padding": "full"}, ValueError, "padding"),
+        (IMAGE, {"initializer": "hee"}, ValueError, "unknown initializer 'hee': did you mean 'he'"),
+        (IMAGE, {"scale": 0.0}, ValueError, "scale = 0.0: must be finite and not 0"),
     ],
 )  # fmt: skip
 def test_cnn_refuses(space, options, error, words):

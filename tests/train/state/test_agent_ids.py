@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("quick_compile"), pytest.mark.slow]
 
 @struct.dataclass
 class Params:
-    pay: float = 1.0  # of the team, shared by its agents
+    pay: float = 1.0  # reward for right actions, shared by the team
 
 
 @dataclasses.dataclass(frozen=True)
