@@ -1,13 +1,13 @@
 """Messages of a run: its size and device at the start, its progress, and a summary."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from wdjax.console import Console
 from wdjax.progress import announce
-from wdjax.train.config.facts import Fraction, is_scheduled, leaves
+from wdjax.train.config.facts import Fraction, is_scheduled, leaves, points_of
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.host.loop import Row
 
@@ -35,7 +35,8 @@ def announce_run(
 def schedule_warnings(given: TrainConfig, config: TrainConfig) -> Iterator[str]:
     """Yield a warning for each schedule that does not end with the run.
 
-    Only schedules in env steps of trainable policies are checked.
+    Only schedules in env steps of trainable policies are checked, and schedules of environment
+    parameters that end after the run.
 
     Args:
         given: configuration of the run as written; schedules in fractions of the run always fit.
@@ -48,14 +49,20 @@ def schedule_warnings(given: TrainConfig, config: TrainConfig) -> Iterator[str]:
             source = written.get(field)
             fits = isinstance(source, Fraction) and source.in_env_steps(total) == points
             constant = not is_scheduled(last) or isinstance(points, float | int) or len(points) == 1
-            if fits or constant or (end := points[-1][0]) == total:
-                continue
-            steps, values = zip(*points, strict=True)
-            yield (
-                f"Warning: policies.{name}.{field} ends at env step {end:,.0f}, but the run ends "
-                f"at {total:,}, where its value is {np.interp(total, steps, values):g}. Use "
-                "fractions of the run to fit any length."
-            )
+            if not (fits or constant or points[-1][0] == total):
+                yield _schedule_warning(f"policies.{name}.{field}", points, total)
+    for name, schedule in config.env_schedules.items():
+        if (points := points_of(schedule))[-1][0] > total:
+            yield _schedule_warning(f"env_schedules.{name}", points, total)
+
+
+def _schedule_warning(field: str, points: Sequence[tuple[float, float]], total: int) -> str:
+    steps, values = zip(*points, strict=True)
+    return (
+        f"Warning: {field} ends at env step {steps[-1]:,.0f}, but the run ends at {total:,}, where "
+        f"its value is {np.interp(total, steps, values):g}. Use fractions of the run to fit any "
+        "length."
+    )
 
 
 def nothing_to_do(config: TrainConfig, done: int) -> str:

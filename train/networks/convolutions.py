@@ -25,7 +25,7 @@ INITIALIZERS: dict[str, nnx.Initializer] = {
 class CNN(nnx.Module):
     """Convolutions over an image [height, width, channels], each followed by a relu, flattened.
 
-    Other parts of a dict observation, such as an agent type, are appended to the features.
+    The features end with all other parts of a dict observation, such as an agent type.
 
     Args:
         observation_space: a Box with three axes, or a Dict with exactly one, also in an inner Dict.
@@ -35,7 +35,7 @@ class CNN(nnx.Module):
         padding: "valid" or "same".
         layer_norm: normalize the inputs of each relu over the channels.
         scale: factor of the image, as float32; 1 / 255 for pixels of 0 to 255.
-        initializer: of the kernels: "orthogonal" (gain sqrt(2)), "he" or "lecun" (normal).
+        initializer: initial kernels, "orthogonal" (gain sqrt(2)), "he" or "lecun" (normal).
         rngs: random streams of flax.
     """
 

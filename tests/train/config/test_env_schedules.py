@@ -13,6 +13,7 @@ from tiny_runs import assert_same_run, small_config
 import wdjax
 from wdjax import Box, Discrete
 from wdjax.train import Population, Trainer, make_learner
+from wdjax.train.host.progress import schedule_warnings
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -89,6 +90,17 @@ def test_fractions_of_a_run_become_env_steps():
     assert learner.config.env_schedules == {"gravity": ((0.0, 9.8), (384.0, -2.0), (768.0, -2.0))}
     shapes = jax.eval_shape(learner.init, jax.random.key(0))
     assert shapes.env_params.gravity.shape == ()
+
+
+def test_a_schedule_that_outlasts_the_run_is_reported():
+    for end, warned in ((768, False), (384, False), (1536, True)):
+        config = small_config(env_schedules={"gravity": [[0, 9.8], [end, 5.0]]})
+        warnings = [text for text in schedule_warnings(config, config) if "gravity" in text]
+        assert len(warnings) == warned
+    assert warnings[0].startswith(
+        "Warning: env_schedules.gravity ends at env step 1,536, but the run ends at 768, where its "
+        "value is 7.4."
+    )
 
 
 @pytest.mark.slow
