@@ -16,8 +16,9 @@ from wdjax.train import (
     TrainState,
     cross_play,
     evaluate,
-    load_policy,
+    load_run,
     preset_path,
+    trained_policy,
 )
 from wdjax.yaml_reader import read_yaml
 
@@ -68,7 +69,7 @@ def taggers_against(
     """
     others: list[Player | str] = ["flee_nearest", "random"]
     if bundled:
-        others = [Player("bundled", network=load_policy(bundled, "runner")), *others]
+        others = [bundled_runners(learner, bundled), *others]
     measured: Measured = {}
     for greedy in (False, True):
         chosen = others[: 1 if bundled else 0] if greedy else others
@@ -81,6 +82,14 @@ def taggers_against(
         if not greedy:
             measured["last step, random"] = float(cells["own", "random"].episode_length.mean())
     return measured
+
+
+def bundled_runners(learner: Learner, run: str) -> Player:
+    """Return the runners of a bundled run, for its environment or for a subclass of it."""
+    other, state = load_run(run)
+    if other.config.env == learner.config.env:
+        return Player("bundled", other, state)  # its own observations (`Env.shown_by`)
+    return Player("bundled", network=trained_policy(other, state, "runner"))
 
 
 def returns(
@@ -166,6 +175,17 @@ TAG = (
     "in the same program. `X left` is the number of runners that are left at the end: `own` "
     "runners come from the same run and have learned against these taggers"
 )
+GRID = (
+    "Every tagger receives the reward of a tag, which ends the episode: the reward is shared "
+    "already. `X left` is the share of episodes that the runner survives: the runner of the same "
+    "run (`own`) or of `reference:tag_gridworld` (`bundled`, the same for all variants)."
+)
+GRID_VARIANTS = {
+    "ppo": Variant("PPO (the preset)"),
+    "mappo": Variant("MAPPO", {"policies.tagger.algorithm": "MAPPO"}),
+    "pqn": Variant("PQN", as_pqn("tag_gridworld_ppo", "tagger", "none")),
+    "pqn_sum": Variant("PQN, sum of the team", as_pqn("tag_gridworld_ppo", "tagger", "sum")),
+}
 COMMONS, HARVESTER_MAPPO = {"planner": "welfare"}, {"policies.harvester.algorithm": "MAPPO"}
 
 WORLDS: dict[str, World] = {
@@ -179,18 +199,16 @@ WORLDS: dict[str, World] = {
     "tag_gridworld": World(
         "tag_gridworld_ppo",
         functools.partial(taggers_against, episodes=1_000, bundled="reference:tag_gridworld"),
-        {
-            "ppo": Variant("PPO (the preset)"),
-            "mappo": Variant("MAPPO", {"policies.tagger.algorithm": "MAPPO"}),
-            "pqn": Variant("PQN", as_pqn("tag_gridworld_ppo", "tagger", "none")),
-            "pqn_sum": Variant(
-                "PQN, sum of the team", as_pqn("tag_gridworld_ppo", "tagger", "sum")
-            ),
-        },
-        "4 taggers against 1 runner on a grid. Every tagger receives the reward of a tag, which "
-        "ends the episode: the reward is shared already. `X left` is the share of episodes that "
-        "the runner survives: the runner of the same run (`own`) or of `reference:tag_gridworld` "
-        "(`bundled`, the same for all variants).",
+        GRID_VARIANTS,
+        f"4 taggers against 1 runner on a grid, and every agent sees all agents. {GRID}",
+    ),
+    "tag_gridworld_partial": World(
+        "tag_gridworld_ppo",
+        functools.partial(taggers_against, episodes=1_000, bundled="reference:tag_gridworld"),
+        GRID_VARIANTS,
+        "The same with partial observations: a tagger sees its own cell and the runner, but no "
+        f"other tagger. Only the central critic sees them all. {GRID}",
+        {"env_params.use_full_observation": False},
     ),
     "tag_small": World(
         "tag_small",
