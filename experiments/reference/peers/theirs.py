@@ -2,8 +2,7 @@
 
 The scripts are read from checkouts and are not part of wdjax. Their loggers and command lines
 (hydra, omegaconf, wandb) are replaced by objects that do nothing, and so are brax and navix, which
-PureJaxRL imports but does not use here. Install `distrax`, or put a
-replacement into PEERS/stubs.
+PureJaxRL imports but does not use here. Install `distrax`, or put a replacement into PEERS/stubs.
 
 On a CPU with few cores, jaxlib 0.10.2 can deadlock in the QR decompositions of their initializers
 (see train/networks/linear.py). `taskset -c 0` avoids it.
