@@ -265,6 +265,10 @@ def test_groups_are_named_by_stem():
     class Odd(Relay):
         agents = ("agent_0", "agent_1", "walker2d", "7")
 
+        def reset(self, key):
+            state = (jnp.int32(0), jnp.zeros(4))
+            return self.get_obs(state), state
+
         def get_obs(self, state):
             return {agent: jnp.zeros(1 + (agent == "agent_1")) for agent in self.agents}
 
