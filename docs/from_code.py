@@ -276,7 +276,7 @@ def _describe_constant(value: Any) -> str:
 
 def notebooks() -> str:
     """Return the table of contents of the notebooks; empty if there are none."""
-    paths = sorted(NOTEBOOKS.glob("*.ipynb"))
+    paths = sorted(NOTEBOOKS.glob("*.ipynb"), key=lambda path: int(path.stem.partition("_")[0]))
     pages = "\n".join(f"notebooks/{path.stem}" for path in paths)
     return f"```{{toctree}}\n:hidden:\n:caption: Notebooks\n\n{pages}\n```" if paths else ""
 
