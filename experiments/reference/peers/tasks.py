@@ -238,6 +238,37 @@ SMAX_TASKS = {
     "smacv2_5_pqn_vdn": smax_pqn("smacv2_5_units", 5, 5_000_000, seeds=5),
 }
 
+# Overcooked
+
+# JaxMARL adds the shaped rewards of both agents to the reward of one agent. Here both receive it,
+# so the sum is halved and shaped rewards have twice the weight.
+PQN_OVERCOOKED = PQN | {
+    "network": NETWORK | {
+        "hidden_sizes": [512, 512], "activation": "relu", "layer_norm": True, "encoder": "cnn",
+        "initializer": "lecun",
+        "encoder_options": {"channels": [32, 32, 32], "kernel_size": [5, 3, 3], "stride": 1,
+                            "padding": "same", "layer_norm": True, "initializer": "lecun"},
+    },
+    "mixer": "sum", "gamma": 0.99, "q_lambda": 0.5, "epsilon": epsilon(0.2, 0.2),
+    "learning_rate": to_zero(7.5e-5), "max_grad_norm": 5.0, "reward_scale": 0.5,
+}  # fmt: skip
+SHAPING = {"env_schedules": {"shaped_reward": {"fraction": [[0, 2.0], [0.5, 0.0]]}}}
+KITCHEN = preset("jaxmarl:overcooked", 64, 16, {"agent": PQN_OVERCOOKED},
+                 {"layout": "counter_circuit"})  # fmt: skip
+OVERCOOKED_TASKS = {
+    "overcooked_pqn_vdn": Task(
+        "Overcooked counter_circuit", "PQN-VDN", 5_000_000,
+        {
+            "wdjax PQN-VDN": Ours(KITCHEN | SHAPING, ("agent",)),
+            "JaxMARL PQN-VDN": Theirs("JaxMARL", f"{QL}/pqn_vdn_cnn_overcooked.py",
+                f"{QL}/config/alg/pqn_vdn_cnn_overcooked.yaml", factor=2.0),
+        },
+        (TRAINING_RETURN, GREEDY_RETURN),
+        note="Both agents receive 20 for a delivered soup, so the return is 40 for each. Shaped "
+        "rewards have the weight 0 after half of the run.",
+    ),
+}  # fmt: skip
+
 # gymnax
 
 PQN_CARTPOLE = PQN | {
@@ -249,7 +280,7 @@ PQN_MINATAR = PQN | {
     "network": NETWORK | {
         "hidden_sizes": [128], "activation": "relu", "layer_norm": True, "encoder": "cnn",
         "encoder_options": {"channels": [16], "kernel_size": 3, "stride": 1, "padding": "valid",
-                            "layer_norm": True},
+                            "layer_norm": True, "scale": 1 / 255, "initializer": "he"},
     },
     "gamma": 0.99, "q_lambda": 0.65, "epochs": 2, "minibatches": 32,
     "epsilon": epsilon(0.05, 0.1), "learning_rate": to_zero(5e-4), "max_grad_norm": 10.0,
@@ -314,4 +345,4 @@ GYMNAX_TASKS = {
     **minatar_tasks("Breakout"),
     **minatar_tasks("Asterix"),
 }  # fmt: skip
-TASKS = {**MPE_TASKS, **SMAX_TASKS, **GYMNAX_TASKS}
+TASKS = {**MPE_TASKS, **SMAX_TASKS, **OVERCOOKED_TASKS, **GYMNAX_TASKS}
