@@ -34,7 +34,7 @@ class DRQNOptions:
 
     gamma: float = traced(0.9, allowed="between 0 and 1")
     """Discount factor."""
-    epsilon: Schedule = traced(0.2)
+    epsilon: Schedule = traced(0.2, explores=True)
     """Probability of a random action in training."""
     tau: float = traced(0.1, allowed="between 0 and 1")
     """Step size of the target network."""

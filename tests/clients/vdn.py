@@ -34,7 +34,7 @@ class VDNOptions:
 
     gamma: float = traced(0.9, allowed="between 0 and 1")
     """Discount factor."""
-    epsilon: Schedule = traced(0.1)
+    epsilon: Schedule = traced(0.1, explores=True)
     """Probability of a random action in training."""
     tau: float = traced(0.1, allowed="between 0 and 1")
     """Step size of the target networks."""
