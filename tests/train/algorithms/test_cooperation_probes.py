@@ -69,7 +69,7 @@ def values(learner, name, state, obs):
         return policy.algorithm.value(policy, own, obs, None)
     team, shared = learner.setup.teams[name], state.shared[name]
     global_state = obs.reshape(*obs.shape[:-2], -1)  # all observations
-    inputs = critic_inputs(team, {name: own}, shared, global_state, {name: obs})
+    inputs = critic_inputs(team, True, {name: own}, shared, global_state, {name: obs})
     return to_rewards(shared, team.module(shared)(inputs)[0])
 
 
