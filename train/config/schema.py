@@ -27,9 +27,9 @@ class NetworkConfig:
     """Activation function after each hidden layer."""
     layer_norm: bool = static(False, read=True)
     """Normalize the inputs of each activation over the layer (layer normalization)."""
-    shared_trunk: bool = static(True, read=True)
-    """Share encoder, hidden layers and memory between the action and value heads. DDPG always uses
-    separate networks."""
+    shared_trunk: bool = static(False, read=True)
+    """Share encoder, hidden layers and memory between the action and value heads. MAPPO, PQN and
+    DDPG do not use it."""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: feed-forward), below 2**31")
     """Width of the recurrent memory between the hidden layers and the heads. 0: no memory, a
     feed-forward policy."""
