@@ -178,7 +178,7 @@ def test_changes_of_fields_and_dotted_names():
     )
     assert config.num_envs == 200
     assert config.policies["runner"].learning_rate == 0.01
-    assert config.policies["runner"].network == NetworkConfig((16, 16), "relu")
+    assert config.policies["runner"].network == NetworkConfig((16, 16), "relu", shared_trunk=True)
     assert config.policies["tagger"] == base.policies["tagger"]  # shares its YAML with runner
     assert config.env_params == {**base.env_params, "num_runners": 30, "grid_length": 7}
 

@@ -178,7 +178,9 @@ def test_policies_have_the_reference_values(preset):
     assert policies.keys() == expected.keys()
     for name, policy in policies.items():
         wanted = {"agents": (), **ON_POLICY, **expected[name]}
-        assert policy.network == NetworkConfig(wanted.pop("hidden_sizes"), "relu")
+        assert policy.network == NetworkConfig(
+            wanted.pop("hidden_sizes"), "relu", shared_trunk=True
+        )
         for field, value in wanted.items():
             assert value_of(policy, field) == value, f"{name}.{field}"
 

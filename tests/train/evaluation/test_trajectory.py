@@ -77,7 +77,11 @@ def test_masked_multi_discrete_and_gaussian_policies():
 
 def test_recurrent_policy_keeps_its_carry():
     network = NetworkConfig(
-        hidden_sizes=(4,), activation="tanh", recurrent_size=4, initializer="lecun"
+        hidden_sizes=(4,),
+        activation="tanh",
+        shared_trunk=True,
+        recurrent_size=4,
+        initializer="lecun",
     )
     learner, state = make(
         "probe_signal", {"agent": tiny_policy("A2C", network=network)}, episode_length=6

@@ -196,7 +196,7 @@ def test_rollout_kernel_keeps_agents_of_a_replica_together(monkeypatch, quick_co
 
 
 OWN = {"num_envs": 16, "rollout_length": 4, "num_blocks": 1, "devices": 1}
-NETWORK = NetworkConfig(hidden_sizes=(16,))
+NETWORK = NetworkConfig(hidden_sizes=(16,), shared_trunk=True)
 
 
 def test_a_custom_environment_keeps_its_kernels(registry):

@@ -324,7 +324,7 @@ def network(**changes):
         ),
         (network(activation="relu"), r"network\.activation = 'relu': must be 'tanh'"),
         (network(recurrent_size=0), r"network\.recurrent_size = 0: must be 3"),
-        (network(shared_trunk=False), r"network\.shared_trunk = False: must be True"),
+        (network(shared_trunk=True), r"network\.shared_trunk = True: must be False"),
         (
             {"normalize_observation": False},
             r"policies\.mine\.normalize_observation = False: must be True, as in",

@@ -85,7 +85,7 @@ def moved_by(part, apply, params):
 
 
 def test_shared_trunk_receives_both_gradients():
-    apply, params = make(hidden_sizes=(8,))
+    apply, params = make(hidden_sizes=(8,), shared_trunk=True)
     assert moved_by(0, apply, params) == {"trunk", "policy_head"}
     assert moved_by(1, apply, params) == {"trunk", "value_head"}
 
@@ -125,7 +125,7 @@ def test_gaussian_deviations_are_free_parameters_initialized_to_1():
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "silu"])
 def test_activations_by_hand(activation):
-    apply, params = make(hidden_sizes=(4,), activation=activation)
+    apply, params = make(hidden_sizes=(4,), activation=activation, shared_trunk=True)
     params["trunk"]["mlp"]["layer_0"]["kernel"][...] = jnp.eye(4)
     params["value_head"]["kernel"][...] = jnp.array([[1.0], [0], [0], [0]])
     expected = {
