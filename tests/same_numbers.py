@@ -95,7 +95,7 @@ class Pushers(wdjax.Env):
 
 
 def net(*sizes, **options):
-    return {"hidden_sizes": list(sizes), "activation": "tanh", **options}
+    return {"hidden_sizes": list(sizes), "activation": "tanh", "shared_trunk": True, **options}
 
 
 def agent(**changes):
