@@ -208,7 +208,7 @@ def test_frozen_policy_acts_as_in_its_run(source):
                 policy, learned, carry, obs, jax.random.split(jax.random.key(0), 1), greedy=True
             )
         )
-        carry, rows = (jnp.zeros((64, 1, 3)), None), []
+        carry, rows = policy.algorithm.init_carry(policy, 64), []
         for t in range(4):
             action, carry = play(learned, carry, jax.random.normal(jax.random.key(t), (64, 1, 8)))
             rows.append((action, carry))
