@@ -209,6 +209,7 @@ def test_frozen_policy_acts_as_in_its_run(source):
             )
         )
         carry, rows = policy.algorithm.init_carry(policy, 64), []
+        carry = jax.tree.map(lambda leaf: leaf[:, :1], carry)  # of one agent
         for t in range(4):
             action, carry = play(learned, carry, jax.random.normal(jax.random.key(t), (64, 1, 8)))
             rows.append((action, carry))
