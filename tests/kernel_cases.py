@@ -111,13 +111,11 @@ def all_cases() -> Iterator[Case]:
         yield from (make(rng, dtype) for make in MAKERS for _ in range(3))
     for index in dtypes_of("iu"):
         yield from (gather(rng, "float32", index) for _ in range(8))
-    for dtype in dtypes_of("fiub"):
-        yield from (put(rng, dtype) for _ in range(2))
 
 
 def random_case(rng: np.random.Generator) -> Case:
     """Draw a case: a primitive or a chain, with dtypes, shapes, numbers, indices and modes."""
-    makers: list[Callable[..., Case]] = [*TABLES, *MAKERS, put]
+    makers: list[Callable[..., Case]] = [*TABLES, *MAKERS]
     make = makers[int(rng.integers(len(makers)))]
     if make not in TABLES:
         return make(rng, pick(rng, dtypes_of("fiub")))
@@ -261,20 +259,6 @@ def scatter(rng: np.random.Generator, dtype: str) -> Case:
     ]  # the order of duplicates is undefined
     put = lambda x, new: x.at[places].set(new, mode=mode)  # noqa: E731
     return Case(f"scatter {dtype} {mode} at {places.tolist()}", put, (x, new[:, : len(places)]))
-
-
-def put(rng: np.random.Generator, dtype: str) -> Case:
-    """Make a scatter of one update, or of one per row, at traced indices, some out of bounds."""
-    x, mode = numbers(rng, dtype, (4, 3)), pick(rng, ("drop", "clip", "promise_in_bounds"))
-    index, by_row = pick(rng, dtypes_of("iu")), bool(rng.integers(0, 2))
-    places = rng.integers(-5 if index[0] == "i" else 0, 7, (N, 4) if by_row else N)
-    if mode == "promise_in_bounds":
-        places = places % 3
-    set_one = lambda x, i, new: x.at[i].set(new, mode=mode)  # noqa: E731
-    name = f"scatter {dtype} {mode} at traced {index}{' by row' if by_row else ''}"
-    function = jax.vmap(set_one) if by_row else set_one
-    new = numbers(rng, dtype, (4,) if by_row else (3,))
-    return Case(name, function, (x, places.astype(index), new))
 
 
 def slices(rng: np.random.Generator, dtype: str) -> Case:

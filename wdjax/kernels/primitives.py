@@ -165,38 +165,6 @@ def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
     return [result]
 
 
-def _scatter(eqn: Any, x: Elements, indices: Elements, updates: Elements) -> list[Elements]:
-    """Evaluate a scatter; for one unknown index per batch row, every place selects its update."""
-    numbers = eqn.params["dimension_numbers"]
-    axes = numbers.scatter_dims_to_operand_dims
-    # batch axes of (x, indices), in the order of those of x
-    pairs = sorted(
-        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    )
-    batch, order = [i for i, _ in pairs], [i for _, i in pairs]
-    others = [i for i in range(indices.ndim - 1) if i not in order]
-    is_one = all(indices.shape[i] == 1 for i in others) and axes == numbers.inserted_window_dims
-    if is_known(indices) or len(axes) != 1 or not is_one:
-        return _move_by_known_indices(eqn, x, indices, updates)
-    axis, last = axes[0], x.shape[axes[0]] - 1
-    check_size("an update at an index", x.shape)
-    rows = np.transpose(indices[..., 0], (*order, *others))
-    sizes = np.ones(x.ndim, int)
-    sizes[batch] = rows.shape[: len(batch)]
-    index = as_place(rows.reshape(np.delete(sizes, axis)))
-    if eqn.params["mode"] == jax.lax.GatherScatterMode.CLIP:
-        index = call_each(lambda s: jnp.clip(s, 0, last), index.shape, index)
-    result = np.moveaxis(x.copy(), axis, 0)
-    for i in range(last + 1):
-        (case,) = _move_by_known_indices(
-            eqn, x, constant(np.full(indices.shape, i, np.int32)), updates
-        )
-        new = np.moveaxis(case, axis, 0)[i, ...]
-        here = call_each(lambda s, i=i: s == i, index.shape, index)
-        result[i, ...] = call_each(jnp.where, new.shape, here, new, result[i, ...])
-    return [np.moveaxis(result, 0, axis)]
-
-
 def as_place(index: Elements) -> Elements:
     """Widen indices to 32 bits, because 8 bits cannot represent all positions."""
     return call_each(
@@ -397,7 +365,6 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(MOVED_OPERANDS, _move_by_known_indices),
     "select_n": _select_n,
     "gather": _gather,
-    "scatter": _scatter,
     "platform_index": _platform_index,
     "dynamic_slice": lambda eqn, x, *starts: [
         _at_start(x, starts, eqn.params["slice_sizes"], lambda window: x[window])

@@ -181,9 +181,10 @@ def script_words(theirs: Theirs) -> str:
 
 
 def machine_words(entry: Entry) -> str:
-    """Return date and machine of an entry."""
+    """Return date and machine of an entry, and its note if it has one."""
     machine = entry["machine"].replace("cpu (cpu)", "CPU").replace(" (gpu)", "")
-    return f"{entry['date']}: {machine}"
+    note = f". {entry['note']}" if "note" in entry else ""
+    return f"{entry['date']}: {machine}{note}"
 
 
 def short_command(name: str, task: Task, entry: Entry) -> str:
