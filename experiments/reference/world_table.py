@@ -221,7 +221,6 @@ WORLDS: dict[str, World] = {
         functools.partial(returns, episodes=64, names=COMMONS),
         {
             "ppo": Variant("PPO"),
-            "ppo_split": Variant(SPLIT, {"policies.harvester.network.shared_trunk": False}),
             "ppo_shared": Variant("PPO, shared reward", {"env": TEAM_COMMONS}),
             "mappo": Variant("MAPPO", HARVESTER_MAPPO),
             "mappo_shared": Variant(
@@ -243,7 +242,6 @@ WORLDS: dict[str, World] = {
         functools.partial(returns, episodes=64, names=COMMONS),
         {
             "ppo": Variant("PPO (the preset)"),
-            "ppo_split": Variant(SPLIT, {"policies.harvester.network.shared_trunk": False}),
             "mappo": Variant("MAPPO", HARVESTER_MAPPO),
         },
         "4 harvesters and a planner that taxes them. The harvesters have gamma 0 and the planner, "
