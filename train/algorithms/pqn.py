@@ -16,7 +16,7 @@ from flax import nnx
 from wdjax.checks import require
 from wdjax.spaces import Discrete
 from wdjax.train.algorithms.returns import final_fields
-from wdjax.train.algorithms.team_values import sum_over_agents, team_batch, team_value
+from wdjax.train.algorithms.team_values import team_batch, team_targets, team_value
 from wdjax.train.learning import (
     Algorithm,
     Assignment,
@@ -289,21 +289,7 @@ class PQN(Algorithm):
             data[name], following[name] = self.experience(
                 policy, states[name], hypers[first.name], rollout
             )
-        total = functools.partial(
-            sum_over_agents, active={name: own.rows.live for name, own in data.items()}
-        )
-        goes_on = {name: ~own.rows.terminated for name, own in data.items()}
-        value = total({name: own.value for name, own in data.items()})
-        target = gae(
-            total({name: own.reward for name, own in data.items()}),
-            value,
-            total({name: following[name] * goes_on[name] for name in data}),
-            total(goes_on) == 0,
-            rollout.over[..., None],
-            data[first.name].gamma,
-            data[first.name].gae_lambda,
-            scan=first.engine.scan,
-        )[1]
+        value, target = team_targets(data, following, rollout.over, first.engine.scan)
         batch = team_batch(team, data, rollout, value, target)
         evaluate = functools.partial(team_value, self.chosen, team.policies, states)
         joint = PolicyState({name: own.params for name, own in states.items()}, shared.opt_state)

@@ -1,12 +1,22 @@
 """Sums over the agents of a team: transitions of whole replicas, and the sum of Q values."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import cast
 
 import jax
 import jax.numpy as jnp
 
-from wdjax.train.learning import Batch, Evaluation, Experience, Policy, PolicyState, Rollout, Team
+from wdjax.train.learning import (
+    Batch,
+    Evaluation,
+    Experience,
+    Policy,
+    PolicyState,
+    Rollout,
+    Team,
+    gae,
+)
 
 
 def sum_over_agents(values: Mapping[str, jax.Array], active: Mapping[str, jax.Array]) -> jax.Array:
@@ -18,6 +28,37 @@ def sum_over_agents(values: Mapping[str, jax.Array], active: Mapping[str, jax.Ar
     """
     sums = [jnp.sum(own, 2, keepdims=True, where=active[name]) for name, own in values.items()]
     return jnp.sum(jnp.stack(sums), axis=0)
+
+
+def team_targets(
+    data: Mapping[str, Experience],
+    following: Mapping[str, jax.Array],
+    over: jax.Array,
+    scan: Callable,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of the values of a team and its lambda return, [T, N, 1] each.
+
+    Args:
+        data: transitions by policy; the discount and lambda of the first one count.
+        following: by policy, [T, N, n], values after each transition.
+        over: [T, N] bool, an episode ended in this step.
+        scan: the engine's scan.
+    """
+    active = {name: own.rows.live for name, own in data.items()}
+    total = functools.partial(sum_over_agents, active=active)
+    goes_on = {name: ~own.rows.terminated for name, own in data.items()}
+    first, value = next(iter(data.values())), total({n: own.value for n, own in data.items()})
+    target = gae(
+        total({name: own.reward for name, own in data.items()}),
+        value,
+        total({name: following[name] * goes_on[name] for name in data}),
+        total(goes_on) == 0,
+        over[..., None],
+        first.gamma,
+        first.gae_lambda,
+        scan=scan,
+    )[1]
+    return value, target
 
 
 def team_batch(
