@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import chex
 import jax
@@ -74,6 +74,7 @@ class CNN(nnx.Module):
                 (step, step),
                 padding=padding.upper(),
                 kernel_init=INITIALIZERS[initializer],
+                conv_general_dilated=convolve,
                 rngs=rngs,
             )
             setattr(self, f"layer_{i}", layer)
@@ -100,6 +101,41 @@ class CNN(nnx.Module):
         if self.others is None:
             return features
         return jnp.concatenate([features, encode(self.others, obs)], axis=-1)
+
+
+def convolve(
+    images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str, **other: Any
+) -> jax.Array:
+    """Convolve images with a kernel: `jax.lax.conv_general_dilated` as a matrix product.
+
+        y[b, i, j, :] = sum_uv x[b, i strides[0] + u, j strides[1] + v, :] kernel[u, v]
+
+    The inputs of each output are copied into one row, and all rows are multiplied by the kernel.
+    Seeds that train in one program have a kernel each. XLA's convolutions with several kernels take
+    2 to 4 times as long (RESULTS.md). The rows take height * width times the memory of the images.
+
+    Args:
+        images: [B, rows, columns, in] float32.
+        kernel: [height, width, in, out].
+        strides: (rows, columns).
+        padding: "VALID" or "SAME".
+        other: `precision` of the product; all else has the default of nnx.Conv.
+
+    Returns:
+        [B, rows', columns', out].
+    """
+    height, width, _, out = kernel.shape
+    pads = jax.lax.padtype_to_pads(images.shape[1:3], (height, width), strides, padding)
+    images = jnp.pad(images, ((0, 0), *pads, (0, 0)))
+    down, right = strides
+    rows, columns = images.shape[1] - height + 1, images.shape[2] - width + 1  # with stride 1
+    parts = [
+        images[:, i : i + rows : down, j : j + columns : right]
+        for i in range(height)
+        for j in range(width)
+    ]
+    patches = jnp.concatenate(parts, axis=-1)
+    return jnp.matmul(patches, kernel.reshape(-1, out), precision=other.get("precision"))
 
 
 def _split(space: Space) -> tuple[tuple[str, ...], Box, Dict | None]:
