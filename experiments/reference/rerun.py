@@ -29,6 +29,7 @@ from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
 from wdjax.experiments.report.curves import Curve, draw_curve
 from wdjax.train import Learner, TrainState, load_config, make_learner, preset_path
+from wdjax.train.host.programs import compile_lowered, compiler_options
 from wdjax.train.learner.saved import save_learned
 from wdjax.yaml_reader import read_yaml
 
@@ -155,7 +156,8 @@ def train_seeds(
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     program = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=num_updates)))
     start = time.perf_counter()
-    compiled = program.lower(states).compile()
+    options = compiler_options(learner.setup, alone=False)
+    compiled = compile_lowered(program.lower(states), options)
     compile_seconds = time.perf_counter() - start
     start = time.perf_counter()
     states, metrics = jax.block_until_ready(compiled(states))

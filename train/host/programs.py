@@ -162,10 +162,10 @@ def compile_and_init(
 
 
 def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
-    """Return XLA's options for a run on a GPU, which shorten autotuning.
+    """Return XLA's options for a run on a GPU.
 
-    If kernels compute the products, XLA need not try Triton for the few others. It may then launch
-    independent kernels side by side, which needs memory.
+    They shorten autotuning: if kernels compute the products, XLA need not try Triton for the few
+    others. On one device, independent kernels are launched side by side, which needs memory.
 
     Args:
         setup: setup of the run.
@@ -174,10 +174,10 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     if not on_gpu():
         return {}
     have_kernels = all(policy.engine.shape for policy in setup.policies.values())
+    order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not measured with collectives
     if alone and have_kernels and why_unused() is None:
-        order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not measured with collectives
         return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **order}
-    return {**ONE_WAY, **({} if setup.config.search_products else LIBRARIES)}
+    return {**ONE_WAY, **order, **({} if setup.config.search_products else LIBRARIES)}
 
 
 def compile_lowered(

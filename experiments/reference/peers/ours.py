@@ -12,6 +12,7 @@ import numpy as np
 from wdjax.experiments.reference.peers.programs import GREEDY, RETURN, SAMPLED, TRAINING, WON, Ours
 from wdjax.experiments.reference.peers.theirs import curve_of, last_mean
 from wdjax.train import Learner, TrainConfig, TrainState, evaluate, load_config, make_learner
+from wdjax.train.host.programs import compile_lowered, compiler_options
 
 EPISODES = 512  # per evaluation and seed
 EVALUATION = 1  # folded into the key of a seed
@@ -40,7 +41,8 @@ def run_ours(
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     start = time.perf_counter()
     run = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=num_updates)))
-    compiled = run.lower(states).compile()
+    options = compiler_options(learner.setup, alone=False)
+    compiled = compile_lowered(run.lower(states), options)
     compile_seconds = time.perf_counter() - start
     start = time.perf_counter()
     states, metrics = jax.block_until_ready(compiled(states))

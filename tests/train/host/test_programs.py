@@ -109,19 +109,20 @@ def test_compiler_options_for_products_on_a_gpu(kernels, search, monkeypatch):
 
 def test_compiler_options_without_kernels(monkeypatch):
     learner = learner_with_kernels(monkeypatch)
+    expected = {**ONE_WAY, **SIDE_BY_SIDE}
     with jax.default_matmul_precision("highest"):
-        assert options_of(learner, "gpu", monkeypatch) == ONE_WAY
+        assert options_of(learner, "gpu", monkeypatch) == expected
     policy = learner.setup.policies["agent"]
     engine = dataclasses.replace(policy.engine, shape=None, reason="none")
     plain = dataclasses.replace(policy, name="plain", engine=engine)
     setup = dataclasses.replace(learner.setup, policies={"agent": policy, "plain": plain})
-    assert options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch) == ONE_WAY
+    assert options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch) == expected
 
 
 def test_compiler_options_of_populations(monkeypatch):
     setup = learner_with_kernels(monkeypatch).setup
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert compiler_options(setup, alone=False) == ONE_WAY
+    assert compiler_options(setup, alone=False) == {**ONE_WAY, **SIDE_BY_SIDE}
 
 
 def test_unknown_compiler_options_are_ignored():
