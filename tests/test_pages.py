@@ -137,7 +137,7 @@ def test_comparison_names_the_algorithms_of_jaxmarl(name):
 
 def test_limits_page_names_the_possible_custom_algorithms():
     text = read("docs/limits.md")
-    assert "MAPPO, VDN and QMIX are not built in" in " ".join(text.split())
+    assert "VDN and QMIX with a replay buffer are not built in" in " ".join(text.split())
 
 
 def test_configuration_page_lists_the_options_of_each_algorithm():

@@ -171,7 +171,7 @@ def test_several_processes_are_refused(monkeypatch):
 @pytest.mark.slow
 def test_the_command_stores_the_chosen_size(tmp_path, quick, capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
-    monkeypatch.setattr(module, "time_of", lambda run, state, size: float(size))  # 4 to 8: faster
+    monkeypatch.setattr(module, "time_of", lambda run, state, size: float(size))  # 1 s per update
     arguments = [
         "train", "cartpole_ppo", "--workdir", str(tmp_path / "run"), "--auto-scale", "--num-envs",
         "4",

@@ -164,8 +164,8 @@ def compile_and_init(
 def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     """Return XLA's options for a run on a GPU.
 
-    They shorten autotuning: if kernels compute the products, XLA need not try Triton for the few
-    others. On one device, independent kernels are launched side by side, which needs memory.
+    They shorten autotuning: if kernels compute the products, XLA does not try Triton for the few
+    others. On one device they launch independent kernels side by side, which takes memory.
 
     Args:
         setup: setup of the run.

@@ -112,7 +112,8 @@ def convolve(
 
     The inputs of each output are copied into one row, and all rows are multiplied by the kernel.
     Seeds that train in one program have a kernel each. XLA's convolutions with several kernels take
-    2 to 4 times as long (RESULTS.md). The rows take height * width times the memory of the images.
+    2 to 4 times as long, and `conv_general_dilated_patches` is itself a convolution (RESULTS.md).
+    The rows take height * width times the memory of the images.
 
     Args:
         images: [B, rows, columns, in] float32.
