@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,15 @@ from flax import nnx
 from wdjax.checks import require
 from wdjax.spaces import Box
 from wdjax.train.algorithms.noise import explore, uniform_actions
+from wdjax.train.algorithms.off_policy import (
+    COUNT,
+    OffPolicy,
+    OffPolicyOptions,
+    draw_normal,
+    soft_update,
+    steps_taken,
+)
 from wdjax.train.learning import (
-    Algorithm,
     Assignment,
     Context,
     Hypers,
@@ -29,61 +36,35 @@ from wdjax.train.learning import (
     Policy,
     PolicyConfig,
     PolicyState,
-    Replay,
     ReplayBatch,
     Rollout,
     Schedule,
-    Steps,
     Terms,
     TrainConfig,
     average,
-    block_keys,
     descend,
     make_optimizer,
-    new_replay,
-    num_shards,
-    smallest,
     static,
-    total,
     traced,
 )
 from wdjax.train.networks.actor_critic import without_mask
 from wdjax.train.networks.values import ActorActionValue, from_box, require_box, to_box
 from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, OptState, Params
-from wdjax.train.state.normalization import new_normalizer, update_observation_statistics
-from wdjax.train.state.rollout_metrics import action_ranges, played_metrics
+from wdjax.train.state.normalization import new_normalizer
+from wdjax.train.state.rollout_metrics import action_ranges
 
-COUNT = "at least 1 and below 2**31"
 ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
 
 
 @dataclasses.dataclass(frozen=True)
-class DDPGOptions:
+class DDPGOptions(OffPolicyOptions):
     """Options of DDPG. TD3: twin_critics, policy_delay 2, target_noise 0.2 and gaussian noise."""
 
-    gamma: float = traced(0.99, allowed="between 0 and 1")
-    """Discount factor."""
     critic_learning_rate: Schedule = traced(1e-3)
     """Learning rate of the critics. The actor uses the policy's learning_rate."""
-    tau: float = traced(0.005, allowed="above 0 and at most 1")
-    """Step size of the target networks' moving average, applied after each gradient step of the
-    actor."""
-    n_step: int = static(1, allowed=COUNT)
-    """Number of rewards summed before bootstrapping from the target critic. Sums continue across
-    rollouts."""
-    buffer_size: int = static(100_000, allowed=COUNT)
-    """Capacity of the replay buffer in transitions (one agent, one step). Must be a multiple of
-    num_blocks."""
-    batch_size: int = static(256, allowed=COUNT)
-    """Transitions per gradient step, the same number from each block of replicas."""
-    warmup: int = static(1_000, allowed=COUNT)
-    """Transitions in the replay buffer before the first gradient step. Each block must hold its
-    share."""
     uniform_warmup: bool = True
     """Sample actions uniformly from the box during warmup. false: use the untrained actor with
     noise."""
-    updates_per_rollout: int = static(64, allowed=COUNT)
-    """Gradient steps after each rollout."""
     twin_critics: bool = static(False, read=True)
     """Train two critics and use the lower of their targets."""
     policy_delay: int = static(1, allowed=COUNT)
@@ -105,29 +86,17 @@ class DDPGOptions:
     stddev / sqrt(1 - (1 - damping)^2)."""
 
 
-class DDPG(Algorithm):
+class DDPG(OffPolicy):
     """A deterministic actor that maximizes the value of a critic, both with replayed data."""
 
     Options = DDPGOptions
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
-        config, path = run.policy(name), f"policies.{name}"
-        options, network = config.options, config.network
-        require_box(f"{path}.algorithm = 'DDPG'", assignment.action_space)
-        batch, size, warmup = options.batch_size, options.buffer_size, options.warmup
-        memory, heads = network.recurrent_size, list(network.head_hidden_sizes)
-        shared = f"a multiple of num_blocks = {run.blocks}"
-        between = f"between batch_size = {batch} and buffer_size = {size}"
-        for field, value, valid, allowed in (
-            ("network.recurrent_size", memory, memory == 0, "0: DDPG has no recurrent networks"),
-            ("network.head_hidden_sizes", heads, not heads, "[]: DDPG has no such layers"),
-            ("buffer_size", size, size % run.blocks == 0, shared),
-            ("batch_size", batch, batch % run.blocks == 0, shared),
-            ("buffer_size", size, size >= batch, f"at least batch_size = {batch}"),
-            ("warmup", warmup, batch <= warmup <= size, between),
-            ("n_step", options.n_step, options.n_step <= size, f"at most buffer_size = {size}"),
-        ):
-            require(valid, f"{path}.{field}", value, allowed)
+        require_box(f"policies.{name}.algorithm = 'DDPG'", assignment.action_space)
+        heads = list(run.policy(name).network.head_hidden_sizes)
+        allowed = "[]: DDPG has no such layers"
+        require(not heads, f"policies.{name}.network.head_hidden_sizes", heads, allowed)
+        super().check(name, run, assignment)
 
     def make_network(
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
@@ -155,17 +124,11 @@ class DDPG(Algorithm):
         shape = (num_envs, policy.assignment.num_agents, math.prod(box_of(policy).shape))
         return jnp.zeros(shape, jnp.float32)
 
-    def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
-        carry = self.init_carry(policy, run.num_envs)
-        if not policy.config.trainable:
-            return Memory(carry, None)
-        options, unit = policy.config.options, Box(-1.0, 1.0, (math.prod(box_of(policy).shape),))
-        step = Steps.shapes(policy.assignment.observation_space, unit)
-        shape = (run.rollout_length, run.num_envs, policy.assignment.num_agents)
-        replay = new_replay(
-            step, options.buffer_size, options.n_step, shape=shape, num_blocks=run.blocks
-        )
-        return Memory(carry, None, replay)
+    def stored_space(self, policy: Policy) -> Box:
+        return Box(-1.0, 1.0, (math.prod(box_of(policy).shape),))
+
+    def stored(self, policy: Policy, action: jax.Array) -> jax.Array:
+        return from_box(box_of(policy), action)
 
     def act(
         self,
@@ -206,16 +169,6 @@ class DDPG(Algorithm):
         """Choose the actor's action without noise, whether greedy or not."""
         return to_box(box_of(policy), actor_of(policy, state, obs)), carry
 
-    def end_of_step(
-        self,
-        policy: Policy,
-        state: ActingState,
-        carry: Carry,
-        final_obs: Observation,
-        truncated: jax.Array | None,
-    ) -> Fields:
-        return {"next_obs": final_obs}
-
     def update(
         self,
         policy: Policy,
@@ -226,25 +179,33 @@ class DDPG(Algorithm):
         key: jax.Array,
         num_blocks: int,
     ) -> tuple[PolicyState, Memory, Metrics]:
-        """Store the rollout, then take gradient steps after `warmup`. Normalizers change last.
+        rows = rollout.rows[policy.name]
+        state, memory, metrics = super().update(
+            policy, state, memory, hypers, rollout, key, num_blocks
+        )
+        return state, memory, {**metrics, **action_ranges(rows.action, rows.live)}
 
-        Metrics of losses and gradients are means over the gradient steps, NaN without any.
-        """
-        options, rows = policy.config.options, rollout.rows[policy.name]
-        unit = from_box(box_of(policy), rows.action)
-        steps = Steps.of(rows.replace(action=unit), rollout.over)
-        replay = memory.replay.add(steps, hypers["gamma"])
-        warm = smallest(jnp.min(replay.size)) * (num_blocks * num_shards()) >= options.warmup
-        learn = functools.partial(gradient_steps, policy, hypers=hypers, replay=replay, key=key)
-        names = jax.eval_shape(learn, state)[1]
-        missing = jax.tree.map(lambda metric: jnp.full_like(metric, jnp.nan), names)
-        state, metrics = jax.lax.cond(warm, learn, lambda state: (state, missing), state)
-        if state.normalizer is not None:
-            seen = update_observation_statistics(state.normalizer.obs, rows.obs, rows.live)
-            state = state.replace(normalizer=state.normalizer.replace(obs=seen))
-        metrics["buffer_rows"] = total(jnp.sum(replay.size))
-        metrics |= {**played_metrics(rows), **action_ranges(rows.action, rows.live)}
-        return state, memory.replace(replay=replay), metrics
+    def draw(self, policy: Policy, keys: jax.Array, shape: tuple[int, int]) -> jax.Array:
+        """Return standard normal numbers for target policy smoothing, [steps, B, A]."""
+        return draw_normal(keys, (*shape, math.prod(box_of(policy).shape)))
+
+    def gradient_step(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        hypers: Hypers,
+        batch: ReplayBatch,
+        drawn: jax.Array,
+    ) -> tuple[PolicyState, Terms]:
+        return gradient_step(policy, state, hypers, batch, drawn)
+
+    def mean_metrics(self, options: Any, before: PolicyState, metrics: Terms) -> Terms:
+        """Return means over the gradient steps; metrics of the actor over its own steps."""
+        first, delay = steps_taken(before), options.policy_delay
+        steps = metrics["critic_loss"].shape[0]
+        moved = (first + steps) // delay - first // delay
+        count = {name: moved if name in ACTOR_METRICS else steps for name in metrics}
+        return {name: jnp.sum(values) / count[name] for name, values in metrics.items()}
 
     def losses(
         self,
@@ -261,32 +222,6 @@ class DDPG(Algorithm):
             return critic_value + jnp.where(last // delay > first // delay, metrics[actor], 0.0)
 
         return both("critic_loss", "actor_loss"), both("grad_norm_critic", "grad_norm_actor")
-
-
-def gradient_steps(
-    policy: Policy, state: PolicyState, hypers: Hypers, replay: Replay, key: jax.Array
-) -> tuple[PolicyState, Terms]:
-    """Take `updates_per_rollout` gradient steps, each on `batch_size` transitions of the replay.
-
-    The key is equal on all devices. Metrics are means over the steps; metrics of the actor are
-    means over its own steps.
-    """
-    options = policy.config.options
-    num_blocks, steps = replay.size.shape[0], options.updates_per_rollout
-    share = options.batch_size // (num_blocks * num_shards())
-    num_actions = math.prod(box_of(policy).shape)
-    # all draws before the scan, since each costs kernels in every step inside
-    keys = jax.vmap(jax.random.split)(block_keys(key, num_blocks))
-    draw = functools.partial(jax.random.normal, dtype=jnp.float32)
-    index = replay.draw(keys[:, 0], (steps, share))
-    normal = jax.vmap(lambda key: draw(key, (steps, share, num_actions)), out_axes=1)(keys[:, 1])
-    normal = normal.reshape(steps, -1, num_actions)  # [steps, num_blocks * share, A]
-    step = lambda state, row: gradient_step(policy, state, hypers, replay.take(row[0]), row[1])  # noqa: E731
-    before, delay = steps_taken(state), options.policy_delay
-    state, metrics = jax.lax.scan(step, state, (index, normal))
-    moved = steps_taken(state) // delay - before // delay
-    count = {name: moved if name in ACTOR_METRICS else steps for name in metrics}
-    return state, {name: jnp.sum(values) / count[name] for name, values in metrics.items()}
 
 
 def gradient_step(
@@ -375,11 +310,6 @@ def actor_step(
     return state, {"actor_loss": loss, "grad_norm_actor": optax.tree.norm(grads)}
 
 
-def soft_update(target: Params, params: Params, tau: jax.Array) -> Params:
-    """Return (1 - tau) target + tau params."""
-    return jax.tree.map(lambda old, new: old + tau * (new - old), target, params)
-
-
 def actor_of(policy: Policy, state: PolicyState, obs: Observation) -> jax.Array:
     """Return mu(obs), [..., A] in [-1, 1], for observations with any leading axes."""
     return nnx.merge(policy.graphdef, state.params).actor(policy.inputs(state, obs)[0])
@@ -388,11 +318,6 @@ def actor_of(policy: Policy, state: PolicyState, obs: Observation) -> jax.Array:
 def critics_of(params: Params) -> Params:
     """Return the parameters of the critics alone."""
     return {name: part for name, part in params.items() if name != "actor"}
-
-
-def steps_taken(state: PolicyState) -> jax.Array:
-    """Return the number of gradient steps of a trainable policy, () int32."""
-    return cast(jax.Array, state.gradient_steps)
 
 
 def box_of(policy: Policy) -> Box:
