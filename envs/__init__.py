@@ -47,7 +47,11 @@ _REGISTRY: dict[str, type[Env] | Env] = {
 }
 
 # Library prefix of an environment name ("gymnax:CartPole-v1") -> module with the matching `make`.
-LIBRARIES = {"gymnax": "wdjax.adapters._from_gymnax", "jaxmarl": "wdjax.adapters._from_jaxmarl"}
+LIBRARIES = {
+    "gymnax": "wdjax.adapters._from_gymnax",
+    "jaxmarl": "wdjax.adapters._from_jaxmarl",
+    "jumanji": "wdjax.adapters._from_jumanji",
+}
 
 __all__ = [
     "Acrobot",
@@ -116,8 +120,8 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     Args:
         name: a registered environment or one provided by an installed package (see `list_envs`); a
             custom class as "package.module:Class"; or an environment of another library, such as
-            "gymnax:CartPole-v1" or "jaxmarl:MPE_simple_spread_v3" (see `wdjax.adapters.from_gymnax`
-            and `wdjax.adapters.from_jaxmarl`).
+            "gymnax:CartPole-v1", "jaxmarl:MPE_simple_spread_v3" or "jumanji:Connector-v2" (see
+            `from_gymnax`, `from_jaxmarl` and `from_jumanji` in `wdjax.adapters`).
         **arguments: static fields of the environment and fields of its params, by name. Omitted
             fields keep their defaults.
 

@@ -201,7 +201,7 @@ def list_all(arguments: list[str]) -> None:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
     console = Console(highlight=False)
     console.print("environments:", *list_envs(), sep="\n  ")
-    console.print("  gymnax:NAME, jaxmarl:NAME (if the library is installed)")
+    console.print("  gymnax:NAME, jaxmarl:NAME, jumanji:NAME (if the library is installed)")
     console.print("presets:")
     for name in list_presets():
         path = preset_path(name)

@@ -1,4 +1,4 @@
-"""Adapters between wdjax and gymnasium, PettingZoo, gymnax and JaxMARL.
+"""Adapters between wdjax and gymnasium, PettingZoo, gymnax, JaxMARL and Jumanji.
 
 `to_...` wraps a wdjax environment for another library, `from_...` wraps an environment of another
 library for wdjax::
@@ -13,11 +13,13 @@ library for wdjax::
     to_jaxmarl(*wdjax.make("tag_continuous"))        # a JaxMARL MultiAgentEnv
     env, params = from_gymnax(MyGymnaxEnv())         # a wdjax.Env
     env, params = from_jaxmarl(MyJaxMARLEnv())       # a wdjax.Env
+    env, params = from_jumanji(MyJumanjiEnv())       # a wdjax.Env
     env, params = wdjax.make("gymnax:CartPole-v1")   # from_gymnax, by name
     env, params = wdjax.make("jaxmarl:MPE_simple_tag_v3")
+    env, params = wdjax.make("jumanji:RobotWarehouse-v0")
 
 The other libraries are optional and are imported on first use. `pip install wdjax[adapters]`
-installs gymnasium and PettingZoo. Install gymnax and JaxMARL separately.
+installs gymnasium and PettingZoo. Install gymnax, JaxMARL and Jumanji separately.
 
 `to_gymnasium` and `to_pettingzoo` run one replica and copy data between host and device in every
 step: use them for compatibility, not for speed. `to_gymnasium_vector` makes one such copy per step
@@ -31,6 +33,7 @@ from wdjax.lazy import import_when_used
 if TYPE_CHECKING:
     from wdjax.adapters._from_gymnax import from_gymnax
     from wdjax.adapters._from_jaxmarl import from_jaxmarl
+    from wdjax.adapters._from_jumanji import from_jumanji
     from wdjax.adapters._gymnasium_ids import register_gymnasium
     from wdjax.adapters._to_gymnasium import to_gymnasium, to_gymnasium_vector
     from wdjax.adapters._to_gymnax import to_gymnax
@@ -43,11 +46,13 @@ _INSTALL = {
     "pettingzoo": "wdjax[adapters]",
     "gymnax": "gymnax",
     "jaxmarl": "jaxmarl",
+    "jumanji": "jumanji",
 }
 
 __all__ = [
     "from_gymnax",
     "from_jaxmarl",
+    "from_jumanji",
     "register_gymnasium",
     "to_gymnasium",
     "to_gymnasium_vector",

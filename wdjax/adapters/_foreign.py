@@ -1,4 +1,4 @@
-"""Base class, state and space conversion shared by `from_gymnax` and `from_jaxmarl`."""
+"""Base class, state and space conversion of environments from other libraries."""
 
 import dataclasses
 import importlib
@@ -58,15 +58,15 @@ def first_state(inner: Any, obs: Any, terminated: Any) -> State:
 
 
 def next_state(
-    state: State, inner: Any, obs: Any, reward: Any, ended: Any, info: Mapping[str, Any]
-) -> tuple[Any, State, Any, Any, dict[str, jax.Array]]:
+    state: Any, inner: Any, obs: Any, reward: Any, ended: Any, info: Mapping[str, Any]
+) -> tuple[Any, Any, Any, Any, dict[str, jax.Array]]:
     """Return a step's (obs, state, reward, terminated, info) by the rules of wdjax.
 
     Terminated agents stay terminated and receive a reward of 0. Once all agents have terminated,
     state and observation no longer change.
 
     Args:
-        state: the state before the step.
+        state: the `State` before the step, or one of a subclass.
         inner: the library's state after the step.
         obs: the observation after the step.
         reward: the reward of the step.
@@ -91,7 +91,8 @@ def next_state(
         and value.dtype.kind in "biuf"
     }
     info = {name: jnp.where(over, jnp.zeros_like(value), value) for name, value in scalars.items()}
-    return obs, State(inner, obs, terminated, state.time + 1), reward, terminated, info
+    changes = {"inner": inner, "obs": obs, "terminated": terminated, "time": state.time + 1}
+    return obs, dataclasses.replace(state, **changes), reward, terminated, info
 
 
 def import_library(name: str) -> ModuleType:
@@ -104,12 +105,17 @@ def import_library(name: str) -> ModuleType:
         raise ImportError(f"{needs} is not installed: pip install {missing}") from error
 
 
-def require_environment(env: Any, library: str, names: Iterable[str]) -> None:
-    """Raise TypeError unless `env` has these attributes and its spaces, and can be hashed.
+def require_environment(
+    env: Any,
+    library: str,
+    names: Iterable[str],
+    spaces: Iterable[str] = ("observation_space", "action_space"),
+) -> None:
+    """Raise TypeError unless `env` has the attributes `names` and `spaces`, and can be hashed.
 
     It must be hashable because it is a static argument of compiled functions.
     """
-    for name in (*names, "observation_space", "action_space"):
+    for name in (*names, *spaces):
         require(
             not isinstance(env, type) and hasattr(env, name),
             "env",
@@ -163,10 +169,11 @@ def translate_space(space: Any, what: str, example: Any = None) -> Space:
         )
     if hasattr(space, "num_categories"):
         return MultiDiscrete(tuple(np.asarray(space.num_categories).tolist()))
-    return Discrete(int(space.n)) if hasattr(space, "n") else _translate_box(space, example)
+    return Discrete(int(space.n)) if hasattr(space, "n") else translate_box(space, example)
 
 
-def _translate_box(space: Any, example: Any) -> Box:
+def translate_box(space: Any, example: Any = None) -> Box:
+    """Convert a space with `low`, `high`, `shape` and `dtype`; see `translate_space`."""
     shape = tuple(np.atleast_1d(space.shape).tolist()) if example is None else tuple(example.shape)
     dtype = jax.dtypes.canonicalize_dtype(space.dtype)  # int64 becomes int32 without jax_enable_x64
     if example is not None and not np.can_cast(example.dtype, dtype, "same_kind"):
