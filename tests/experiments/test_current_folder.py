@@ -24,7 +24,7 @@ MODULES = (
     "sitecustomize", "optuna",
     "IPython", "pandas", "ipywidgets", "torch", "google",
 )  # fmt: skip
-PACKAGES = ("gymnax", "jaxmarl", "jax_plugins.evil")
+PACKAGES = ("gymnax", "jaxmarl", "jumanji", "jax_plugins.evil")
 SIZE = ["--num-envs", "8", "--num-blocks", "4", "--rollout-length", "4", "--total-env-steps", "64"]
 
 # as in a shell, with the sys.path of the installed script: several commands in one process
