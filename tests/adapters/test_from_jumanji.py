@@ -190,6 +190,7 @@ def test_unsupported_actions_raise():
         (spec((2,), jnp.int16), "action_spec of Relay = .*must be a DiscreteArray"),
         (spec((3,), num_values=np.full(3, 2)), r"shape of the action_spec .*\(2, ...\)"),
         (spec((2,), num_values=np.array([2, 3])), "num_values .*must be equal for all agents"),
+        (spec((2,), num_values=np.array([3, 3])), "action_mask of Relay = .*each of 3 choices"),
     ):
         env = Relay()
         env.action_spec = action_spec

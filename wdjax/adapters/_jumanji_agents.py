@@ -63,13 +63,14 @@ def agents_of(env: Any, fields: Sequence[str] | None) -> Agents:
 
     Raises:
         ValueError: for an unknown field.
-        TypeError: for an unsupported action.
+        TypeError: for an unsupported action or mask.
     """
     env_name, rewards = type(env).__name__, env.reward_spec.shape
     num = rewards[0] if rewards else getattr(env, "num_agents", None)
     num = None if num is None else int(num)
     with jax.numpy_rank_promotion("allow"):
-        observation = jax.eval_shape(env.reset, jax.random.key(0))[1].observation
+        key = jax.random.key_data(jax.random.key(0))
+        observation = jax.eval_shape(env.reset, key)[1].observation
     fields_of = as_dict(observation)
     mask = fields_of.pop(MASK, None)
     for name in fields or ():
@@ -81,7 +82,10 @@ def agents_of(env: Any, fields: Sequence[str] | None) -> Agents:
     action_space, components = translate_action(env, num, mask)
     spaces = {name: translate_spec(env.observation_spec, name, rows[name]) for name in rows}
     if mask is not None:
-        spaces[MASK] = MultiDiscrete((2,) * sum(action_space.nvec))
+        flags, size = sum(getattr(action_space, "nvec", ())), math.prod(mask.shape) // (num or 1)
+        allowed = f"a flag for each of {flags} choices of an agent"
+        require(flags == size, f"shape of {MASK} of {env_name}", mask.shape, allowed, TypeError)
+        spaces[MASK] = MultiDiscrete((2,) * flags)
     shared = [name for name in seen if num is not None and not is_split(name, seen[name], num)]
     return Agents(num, Dict(spaces), action_space, frozenset(shared), components)
 
