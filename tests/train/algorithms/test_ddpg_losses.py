@@ -13,15 +13,9 @@ import pytest
 from flax import nnx
 from probes import new_policy
 
-from wdjax.train.algorithms.ddpg import (
-    actor_loss,
-    bellman_target,
-    critic_loss,
-    critics_of,
-    gradient_step,
-    soft_update,
-)
-from wdjax.train.learning import PolicyState, ReplayBatch, make_optimizer
+from wdjax.train.algorithms.off_policy import soft_update
+from wdjax.train.algorithms.off_policy_critic import critic_loss, critics_of
+from wdjax.train.learning import DDPG, PolicyState, ReplayBatch, make_optimizer
 from wdjax.train.networks.values import ActorActionValue
 from wdjax.train.state.hypers import hypers_of
 
@@ -30,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 OBS, ACTION, NEXT_OBS = [1.0, 2.0], [0.5, -1.0], [1.0, -0.5]
 REWARD, DISCOUNT = [10.0, 20.0], [0.5, 0.0]  # the second transition terminates
 ZERO = jnp.zeros((2, 1))
+bellman_target, gradient_step = DDPG().bellman_target, DDPG().gradient_step
 
 
 class LinearActor(nnx.Module):
@@ -165,9 +160,9 @@ def test_critic_loss_by_hand():
 
 def test_actor_loss_by_hand():
     params = parameters(0.5, (3, 4), (jnp.nan, jnp.nan))  # the second critic is not used
-    policy, state, _, batch = stand_in(params, params)
-    loss, gradient = jax.value_and_grad(actor_loss, argnums=2)(
-        policy, state, params["actor"], batch
+    policy, state, hypers, batch = stand_in(params, params)
+    (loss, _), gradient = jax.value_and_grad(DDPG().actor_loss, argnums=2, has_aux=True)(
+        policy, state, params["actor"], hypers, batch, ZERO
     )
     np.testing.assert_allclose(loss, -(3 * 1.5 + 4 * 0.5 * 1.5))
     np.testing.assert_allclose(gradient["w"], -4 * 1.5)
