@@ -63,7 +63,7 @@ class BoxLeaver(Leaver):
 BOX_PROBES = {"probe_box_signal": BoxSignal, "probe_box_leaver": BoxLeaver}
 
 
-def tiny_ddpg(**changes):
+def tiny_ddpg(algorithm="DDPG", **changes):
     """Return a DDPG policy with one hidden layer of 8 units and a critic that learns fast."""
     settings = {
         "network": NETWORK,
@@ -77,4 +77,14 @@ def tiny_ddpg(**changes):
         "warmup": 64,
         "updates_per_rollout": 8,
     }
-    return new_policy("DDPG", **{**settings, **changes})
+    return new_policy(algorithm, **{**settings, **changes})
+
+
+def tiny_sac(**changes):
+    """Return a SAC policy like `tiny_ddpg`, with a low temperature.
+
+    Its critics need more units, because it does not explore where they are wrong.
+    """
+    network = dataclasses.replace(NETWORK, hidden_sizes=(32,), activation="relu")
+    settings = {"network": network, "temperature": 0.03, "learn_temperature": False}
+    return tiny_ddpg("SAC", **{**settings, **changes})

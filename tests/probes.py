@@ -16,6 +16,7 @@ import wdjax
 from wdjax import Box, Dict, Discrete, MultiDiscrete
 from wdjax.train import A2C, PPO, NetworkConfig, PolicyConfig, TrainConfig
 from wdjax.train.algorithms.ddpg import DDPG
+from wdjax.train.algorithms.sac import SAC
 
 
 @struct.dataclass
@@ -409,7 +410,7 @@ PROBES = {
 NETWORK = NetworkConfig(hidden_sizes=(8,), activation="tanh", initializer="lecun")
 FALLING = ((0, 0.02), (300 * 8 * 6, 0.0))  # to 0 in 300 updates, so that values converge
 ALGORITHMS = {"A2C": {}, "PPO": {"epochs": 2, "minibatches": 2, "normalize_advantage": True}}
-OPTIONS = {"A2C": A2C.Options, "PPO": PPO.Options, "DDPG": DDPG.Options}
+OPTIONS = {"A2C": A2C.Options, "PPO": PPO.Options, "DDPG": DDPG.Options, "SAC": SAC.Options}
 
 
 def tiny_policy(algorithm, **changes):

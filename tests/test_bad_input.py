@@ -83,7 +83,7 @@ RUN = [
 ]  # fmt: skip
 POLICY = [
     ("algorithm", "ppo", "= 'ppo': did you mean 'PPO'?"),
-    ("algorithm", "A3C", "= 'A3C': did you mean 'A2C'?"),
+    ("algorithm", "A2CC", "= 'A2CC': did you mean 'A2C'?"),
     ("algorithm", None, "= None: must be text"),
     ("algorithm", ["PPO"], "= ['PPO']: must be text"),
     ("algorithm", {}, "= {}: must be text"),

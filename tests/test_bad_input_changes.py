@@ -119,11 +119,11 @@ OTHER = [
      "policies.agent.value_clip = 0.3: A2C has no such option (PPO has it). Remove it."),
     ({"policies.agent.target_kl": 0.01, "policies.agent.algorithm": "A2C"},
      "policies.agent.target_kl = 0.01: A2C has no such option (PPO has it). Remove it."),
-    ({"policies.agent.ddpg": {"tau": 0.1}, "policies.agent.algorithm": "A2C"},
-     "policies.agent.tau = 0.1: A2C has no such option (DDPG has it). Remove it."),
-    ({"policies.agent.clip": 0.3, "policies.agent.tau": 0.1},
-     "policies.agent.clip = 0.3, policies.agent.tau = 0.1: A2C has no such options (PPO and DDPG "
-     "have them)."),
+    ({"policies.agent.ddpg": {"noise_stddev": 0.1}, "policies.agent.algorithm": "A2C"},
+     "policies.agent.noise_stddev = 0.1: A2C has no such option (DDPG has it). Remove it."),
+    ({"policies.agent.clip": 0.3, "policies.agent.noise_stddev": 0.1},
+     "policies.agent.clip = 0.3, policies.agent.noise_stddev = 0.1: A2C has no such options (PPO "
+     "and DDPG have them)."),
     ({"policies.agent.clip": "0.2.1", "policies.agent.algorithm": "PPO"},
      "policies.agent.clip = '0.2.1': must be a number"),
     ({"policies.agent.value_clip": 0, "policies.agent.algorithm": "PPO"},

@@ -141,6 +141,8 @@ ROWS: dict[str, Row] = {
         "Training actions include exploration noise; the greedy return is measured without it.",
     ),
     "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
+    "pendulum_sac": Row("pendulum_sac", greedy_return,
+        {RETURN: Target(-150, every_seed=True)}, within=60_000),
     "pendulum_ppo": Row("pendulum_ppo", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
     "tag_gridworld": Row(
         "tag_gridworld_ppo", functools.partial(against_others, episodes=1_000, greedy=True),

@@ -41,6 +41,7 @@ TABLE = {
     "mountain_car": ({"greedy return": ("at least", -115, "mean")}, 5_000_000, 5),
     "continuous_mountain_car_ddpg": ({"greedy return": ("at least", 92, "mean")}, 1_000_000, 5),
     "pendulum_ddpg": ({"greedy return": ("at least", -170, "mean")}, 1_000_000, 5),
+    "pendulum_sac": ({"greedy return": ("at least", -150, "every seed")}, 60_000, 5),
     "pendulum_ppo": ({"greedy return": ("at least", -170, "mean")}, 1_000_000, 5),
     "tag_gridworld": (
         {

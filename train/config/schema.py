@@ -28,8 +28,8 @@ class NetworkConfig:
     layer_norm: bool = static(False, read=True)
     """Normalize the inputs of each activation over the layer (layer normalization)."""
     shared_trunk: bool = static(False, read=True)
-    """Share encoder, hidden layers and memory between the action and value heads. MAPPO, PQN and
-    DDPG do not use it."""
+    """Share encoder, hidden layers and memory between the action and value heads. MAPPO, PQN, DDPG
+    and SAC do not use it."""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: feed-forward), below 2**31")
     """Width of the recurrent memory between the hidden layers and the heads. 0: no memory, a
     feed-forward policy."""
@@ -50,7 +50,7 @@ class NetworkConfig:
     initializer: Literal["orthogonal", "xavier", "lecun"] = "orthogonal"
     """Initializer of weight matrices. orthogonal: gain sqrt(2), policy head 0.01, value head and
     inputs of the memory 1. Recurrent matrices are always orthogonal. Encoders and the last layers
-    of DDPG use initializers of their own. Biases start at 0."""
+    of DDPG and SAC use initializers of their own. Biases start at 0."""
     compute_dtype: Literal["float32", "bfloat16"] = static("float32", read=True)
     """Data type of matrix products and activations in hidden layers. bfloat16 is faster for wide
     layers on a GPU, with about three significant digits. Parameters, heads, losses and sums are
@@ -70,8 +70,8 @@ class PolicyConfig:
     algorithm: str = static("PPO", code=True)
     """A2C: one gradient step on the whole rollout. PPO: epochs of minibatches with a clipped ratio.
     MAPPO: PPO with a central critic for all agents of the policy or team. PQN: Q-learning from
-    rollouts. DDPG: off-policy, from a replay buffer. Or a custom algorithm: a name registered by
-    `register_algorithm`, or "package.module:Class"."""
+    rollouts. DDPG and SAC: off-policy, from a replay buffer. Or a custom algorithm: a name
+    registered by `register_algorithm`, or "package.module:Class"."""
     trainable: bool = True
     """Update the policy. false: it acts with fixed parameters."""
     checkpoint: str = ""

@@ -58,9 +58,9 @@ class Encoder(Protocol):
     Outputs: float32 features [..., num_features]; `num_features` is an int set in `__init__`.
 
     In every algorithm, hidden layers (`hidden_sizes`, possibly empty), an optional memory
-    (`recurrent_size`) and the heads follow. Separate trunks and the networks of DDPG each have
-    their own encoder. All arrays must be nnx.Param: running statistics and random streams are not
-    supported. `make_learner` checks these rules (`check_encoder`).
+    (`recurrent_size`) and the heads follow. Separate trunks and the networks of DDPG and SAC each
+    have their own encoder. All arrays must be nnx.Param: running statistics and random streams are
+    not supported. `make_learner` checks these rules (`check_encoder`).
     """
 
     num_features: int

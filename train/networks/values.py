@@ -1,10 +1,11 @@
-"""Critics: networks of values; and actors with one action per observation, for such critics.
+"""Critics: networks of values; and actors without values of their own, for such critics.
 
-Actions of actors are in [-1, 1], in half-widths of the box of the environment; see `to_box` and
+Actions are in [-1, 1], in half-widths of the box of the environment; see `to_box` and
 `from_box`.
 """
 
 import math
+from typing import Any, ClassVar
 
 import chex
 import jax
@@ -156,8 +157,40 @@ class DeterministicActor(nnx.Module):
         return jnp.tanh(self.head(self.trunk(obs)[0]))
 
 
+LOG_STD = (-5.0, 2.0)
+"""bounds of the log standard deviations of a `GaussianActor`"""
+
+
+class GaussianActor(nnx.Module):
+    """A trunk and a linear layer: obs, leaves [..., *part] -> a normal distribution, [..., 2 A].
+
+    The outputs are A means and A log standard deviations, for `SquashedGaussian`. Tanh scales the
+    latter to the bounds `LOG_STD`.
+    """
+
+    def __init__(
+        self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs
+    ):
+        self.trunk = Trunk(observation_space, config, rngs=rngs)
+        self.head = nnx.Linear(
+            self.trunk.num_features,
+            2 * num_actions,
+            kernel_init=small_uniform,
+            dot_general=product,
+            rngs=rngs,
+        )
+
+    def __call__(self, obs: chex.ArrayTree) -> jax.Array:
+        mean, free = jnp.split(self.head(self.trunk(obs)[0]), 2, axis=-1)
+        low, high = LOG_STD
+        log_std = low + (high - low) / 2 * (jnp.tanh(free) + 1.0)
+        return jnp.concatenate([mean, log_std], axis=-1)
+
+
 class ActorActionValue(nnx.Module):
-    """An actor and one or two critics, without shared layers."""
+    """A deterministic actor and one or two critics, without shared layers."""
+
+    make_actor: ClassVar[Any] = DeterministicActor
 
     def __init__(
         self,
@@ -177,7 +210,7 @@ class ActorActionValue(nnx.Module):
                 rngs=rngs,
             )
 
-        self.actor = DeterministicActor(observation_space, num_actions, config, rngs=rngs)
+        self.actor = self.make_actor(observation_space, num_actions, config, rngs=rngs)
         self.critic = critic()
         self.critic2 = critic() if twin else None
 
@@ -185,6 +218,18 @@ class ActorActionValue(nnx.Module):
         """Return Q of every critic, [critics, ...]."""
         critics = [self.critic] if self.critic2 is None else [self.critic, self.critic2]
         return jnp.stack([critic(obs, action) for critic in critics])
+
+
+class SoftActorActionValue(ActorActionValue):
+    """A Gaussian actor, two critics and the logarithm of a temperature, which starts at 0."""
+
+    make_actor = GaussianActor
+
+    def __init__(
+        self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs
+    ):
+        super().__init__(observation_space, num_actions, config, twin=True, rngs=rngs)
+        self.log_temperature = nnx.Param(jnp.float32(0.0))
 
 
 def small_uniform(

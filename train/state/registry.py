@@ -28,6 +28,7 @@ ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "MAPPO": "wdjax.train.algorithms.mappo:MAPPO",
     "PQN": "wdjax.train.algorithms.pqn:PQN",
     "DDPG": "wdjax.train.algorithms.ddpg:DDPG",
+    "SAC": "wdjax.train.algorithms.sac:SAC",
 }
 OF_0_2 = ("A2C", "PPO", "DDPG")
 """algorithms whose options are in every file of 0.2"""

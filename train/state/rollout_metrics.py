@@ -16,7 +16,7 @@ gradients are means over them. A metric is NaN without valid transitions or with
     action_std_time/i             ... over the steps of the rollout, for each agent and replica
     past_self_blocks              blocks of replicas played by a snapshot, with past_selves; episode
                                   statistics include these blocks, evaluations do not
-    learning_rate                 in this update; for DDPG the actor's
+    learning_rate                 in this update; for DDPG and SAC the actor's
 
 Metrics of every policy with opponents, if win rates are recorded (rollout/pool.py). Values of
 WHO: past (all snapshots), a script, random, a run, present (the policy itself).
@@ -66,15 +66,20 @@ PQN:
     q_mean                        mean of Q(obs, action); with mixer "sum", of the sums
     epsilon                       in this update
 
-DDPG; metrics of steps are NaN until the buffer contains `warmup` transitions:
+DDPG and SAC; metrics of steps are NaN until the buffer contains `warmup` transitions:
 
     action_mean, action_min/i, action_max/i                    actions as passed to the environment
-    actor_loss                    minus the mean of Q(obs, actor(obs))
+    actor_loss                    minus the mean of Q(obs, actor(obs)); SAC uses the lower Q and
+                                  adds temperature times log density
     critic_loss                   mean squared error of Q(obs, action), summed over twin critics
     q_mean, target_mean           Q(obs, action) of the first critic, and its target
     grad_norm_actor, grad_norm_critic                          global norms before clipping
     buffer_rows                   transitions in the replay buffer
     critic_learning_rate, noise_scale                          in this update
+    entropy                       SAC: entropy of the policy [nats], for actions in half-widths of
+                                  the box
+    temperature                   SAC: weight of the entropy
+    temperature_learning_rate     in this update
 
 Metrics of the run:
 

@@ -435,7 +435,10 @@ OF_OTHERS = [
         {"action_distribution": "squashed_gaussian"},
         r"action_distribution = 'squashed_gaussian': DDPG",
     ),
-    ({"algorithm": "PPO", "tau": 0.1}, r"tau = 0\.1: PPO has no such option \(DDPG has it\)"),
+    (
+        {"algorithm": "PPO", "noise_stddev": 0.1},
+        r"noise_stddev = 0\.1: PPO has no such option \(DDPG has it\)",
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""DDPG and TD3 on probe environments with box actions and known solutions."""
+"""DDPG, TD3 and SAC on probe environments with box actions and known solutions."""
 
 import functools
 
@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from box_probes import BoxSignalParams, tiny_ddpg
+from box_probes import BoxSignalParams, tiny_ddpg, tiny_sac
 from flax import nnx
 from probes import Leaver, LeaverParams, tiny_config
 
 from wdjax.train import make_learner
-from wdjax.train.networks.values import to_box
+from wdjax.train.networks.values import from_box
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -34,14 +34,11 @@ PROBES = {
 # all observations: (signal, time)
 SIGNALS = jnp.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]])
 ALGORITHMS = {
-    "DDPG": {},
-    "TD3 of 3 steps": {
-        "n_step": 3,
-        "twin_critics": True,
-        "policy_delay": 2,
-        "target_noise": 0.1,
-        "noise": "gaussian",
-    },
+    "DDPG": tiny_ddpg(),
+    "TD3 of 3 steps": tiny_ddpg(
+        n_step=3, twin_critics=True, policy_delay=2, target_noise=0.1, noise="gaussian"
+    ),
+    "SAC": tiny_sac(),
 }
 
 
@@ -54,10 +51,10 @@ def algorithm(request):
 
 
 def actions_and_values(policy, state, obs):
-    """Return (mu(obs) in the box [..., A], Q_1(obs, mu(obs)) [...])."""
+    """Return (greedy actions in the box [..., A], their values Q_1(obs, action) [...])."""
     networks = nnx.merge(policy.graphdef, state.params)
-    unit = networks.actor(obs)
-    return to_box(policy.assignment.action_space, unit), networks.critic(obs, unit)
+    action, _ = policy.algorithm.play(policy, state, None, obs, None, greedy=True)
+    return action, networks.critic(obs, from_box(policy.assignment.action_space, action))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +63,7 @@ def learned(algorithm):
 
     Return (probe -> (action [4], value [4]) for SIGNALS, metrics).
     """
-    learner = make_learner(tiny_config("probe_box_signal", {"agent": tiny_ddpg(**algorithm)}))
+    learner = make_learner(tiny_config("probe_box_signal", {"agent": algorithm}))
     state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), len(PROBES)))
     state = state.replace(
         env_params=jax.tree.map(lambda *numbers: jnp.array(numbers), *PROBES.values())
@@ -127,9 +124,9 @@ def test_actions_are_inside_the_box(learned):
 # --- two players, one leaves early ---
 
 
-@pytest.fixture(scope="module")
-def leaver():
-    learner = make_learner(tiny_config("probe_box_leaver", {"player": tiny_ddpg(n_step=2)}))
+@pytest.fixture(scope="module", params=[tiny_ddpg, tiny_sac])
+def leaver(request):
+    learner = make_learner(tiny_config("probe_box_leaver", {"player": request.param(n_step=2)}))
     return (
         learner,
         functools.partial(learner.run, num_updates=UPDATES),

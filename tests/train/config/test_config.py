@@ -342,13 +342,13 @@ OUT_OF_PLACE = [  # fields that an algorithm, an environment or a policy does no
     ),
     (
         "cartpole",
-        {f"{AGENT}.n_step": 5},
-        r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)",
+        {f"{AGENT}.noise_stddev": 5},
+        r"policies\.agent\.noise_stddev = 5: A2C has no such option \(DDPG has it\)",
     ),
     (
         "cartpole",
-        {f"{AGENT}.ddpg.n_step": 5},
-        r"policies\.agent\.n_step = 5: A2C has no such option \(DDPG has it\)",
+        {f"{AGENT}.ddpg.noise_stddev": 5},
+        r"policies\.agent\.noise_stddev = 5: A2C has no such option \(DDPG has it\)",
     ),
     (
         "cartpole_ppo",

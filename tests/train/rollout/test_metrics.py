@@ -9,7 +9,7 @@ import types
 import jax
 import numpy as np
 import pytest
-from box_probes import tiny_ddpg
+from box_probes import tiny_ddpg, tiny_sac
 from probes import NETWORK, tiny_config, tiny_policy
 from reference_on_policy import deviation_along
 
@@ -23,7 +23,8 @@ from wdjax.train.storage.metrics_log import summarize
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-DDPG = tiny_ddpg(buffer_size=64, warmup=8, batch_size=8)
+SMALL = {"buffer_size": 64, "warmup": 8, "batch_size": 8}
+DDPG, SAC = tiny_ddpg(**SMALL), tiny_sac(**SMALL)
 
 
 def table():
@@ -57,7 +58,7 @@ def reported(env, policies, **changes):
 def test_table_lists_exactly_the_reported_metrics():
     options = {"neg_pos_env_ratio": 1.0, "normalize_reward": True, "normalize_advantage": True}
     ppo = tiny_policy("PPO", past_selves=1, **options)
-    names = reported("pendulum", {"agent": DDPG})
+    names = reported("pendulum", {"agent": DDPG}) | reported("pendulum", {"agent": SAC})
     hunted = dataclasses.replace(ppo, opponents={"chase_nearest": 0.1})
     names |= reported(
         "tag_gridworld", {"tagger": hunted, "agent": tiny_policy("A2C", agents=("runner",))}
