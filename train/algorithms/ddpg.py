@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wdjax.train.algorithms.critics import critic_target, num_values, q_values
 from wdjax.train.algorithms.noise import explore, uniform_actions
 from wdjax.train.algorithms.off_policy import draw_normal
 from wdjax.train.algorithms.off_policy_critic import (
@@ -72,7 +73,7 @@ class DDPG(OffPolicyCritic):
     ) -> ActorActionValue:
         space, twin = without_mask(assignment.observation_space), config.options.twin_critics
         size = math.prod(assignment.action_space.shape)
-        return ActorActionValue(space, size, config.network, twin, rngs=rngs)
+        return ActorActionValue(space, size, config.network, twin, num_values(config), rngs=rngs)
 
     def init_carry(self, policy: Policy, num_envs: int) -> jax.Array | None:
         if not policy.config.trainable or policy.config.options.noise != "ornstein_uhlenbeck":
@@ -131,7 +132,7 @@ class DDPG(OffPolicyCritic):
         batch: ReplayBatch,
         drawn: jax.Array,
     ) -> jax.Array:
-        """Return the targets y of the critics, [B], by the target networks Q'_i and mu'.
+        """Return the targets y of the critics by the target networks Q'_i and mu'.
 
         action = clip(mu'(next_obs) + clip(sigma N, -c, c), -1, 1)
         y      = reward + discount min_i Q'_i(next_obs, action)
@@ -141,7 +142,7 @@ class DDPG(OffPolicyCritic):
         limit = hypers["target_noise_clip"]
         noise = jnp.clip(hypers["target_noise"] * drawn, -limit, limit)
         action = jnp.clip(target.actor(next_obs) + noise, -1.0, 1.0)
-        return batch.reward + batch.discount * jnp.min(target.values(next_obs, action), axis=0)
+        return critic_target(policy, hypers, batch, target.values(next_obs, action))
 
     def actor_loss(
         self,
@@ -155,7 +156,8 @@ class DDPG(OffPolicyCritic):
         """Return (-mean(Q_1(obs, mu(obs))), {}) of the batch on this device."""
         networks = nnx.merge(policy.graphdef, {**state.params, "actor": actor})
         obs = policy.inputs(state, batch.obs)[0]
-        return -jnp.mean(networks.critic(obs, networks.actor(obs))), {}
+        outputs = networks.critic(obs, networks.actor(obs))[None]
+        return -jnp.mean(q_values(policy, hypers, outputs)), {}
 
 
 def actor_of(policy: Policy, state: PolicyState, obs: Observation) -> jax.Array:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from flax import nnx
 
 from wdjax.checks import require
 from wdjax.spaces import Box
+from wdjax.train.algorithms.critics import critic_error, mean_target, q_values
 from wdjax.train.algorithms.off_policy import (
     COUNT,
     OffPolicy,
@@ -58,6 +59,15 @@ class OffPolicyCriticOptions(OffPolicyOptions):
     """Sample actions uniformly from the box during warmup. false: use the untrained actor."""
     policy_delay: int = static(1, allowed=COUNT)
     """Gradient steps of the critics per gradient step of the actor and the target networks."""
+    critic: Literal["expected", "categorical"] = static("expected", read=True)
+    """expected: critics predict the mean return, by squared errors. categorical: they predict its
+    distribution on `num_atoms` values from `v_min` to `v_max`, by cross-entropy (C51, FastTD3)."""
+    num_atoms: int = static(101, read=True, allowed="at least 2 and below 2**31")
+    """Number of values of categorical critics."""
+    v_min: float = traced(-10.0, allowed="finite")
+    """Lowest value of categorical critics. Lower discounted returns count as this one."""
+    v_max: float = traced(10.0, allowed="finite")
+    """Highest value of categorical critics. Higher discounted returns count as this one."""
 
 
 class OffPolicyCritic(OffPolicy):
@@ -77,6 +87,9 @@ class OffPolicyCritic(OffPolicy):
         heads = list(run.policy(name).network.head_hidden_sizes)
         allowed = f"[]: {algorithm} has no such layers"
         require(not heads, f"{path}.network.head_hidden_sizes", heads, allowed)
+        options = run.policy(name).options
+        above = f"above v_min = {options.v_min}"
+        require(options.v_max > options.v_min, f"{path}.v_max", options.v_max, above)
         super().check(name, run, assignment)
 
     def init(self, policy: Policy, params: Params) -> PolicyState:
@@ -126,7 +139,10 @@ class OffPolicyCritic(OffPolicy):
         batch: ReplayBatch,
         drawn: jax.Array,
     ) -> jax.Array:
-        """Return the targets of the critics, [B]. `gradient_step` has the same arguments."""
+        """Return the targets of the critics, from `critic_target`.
+
+        The arguments are as in `gradient_step`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no bellman_target")
 
     def actor_loss(
@@ -229,11 +245,11 @@ class OffPolicyCritic(OffPolicy):
 def critic_step(
     policy: Policy, state: PolicyState, hypers: Hypers, batch: ReplayBatch, target: jax.Array
 ) -> tuple[PolicyState, Terms]:
-    """Take a step of the critics towards the targets [B]. Return (state, metrics)."""
+    """Take a step of the critics towards the targets. Return (state, metrics)."""
     (_, metrics), grads = jax.value_and_grad(critic_loss, argnums=2, has_aux=True)(
-        policy, state, critics_of(state.params), batch, target
+        policy, state, critics_of(state.params), hypers, batch, target
     )
-    grads, metrics = average((grads, {**metrics, "target_mean": jnp.mean(target)}))
+    grads, metrics = average((grads, metrics))
     rate, optimizers = hypers["critic_learning_rate"], cast(dict[str, OptState], state.opt_state)
     critics, opt_state = descend(
         policy.config, hypers, rate, grads, optimizers["critic"], critics_of(state.params)
@@ -248,13 +264,20 @@ def critic_step(
 
 
 def critic_loss(
-    policy: Policy, state: PolicyState, critics: Params, batch: ReplayBatch, target: jax.Array
+    policy: Policy,
+    state: PolicyState,
+    critics: Params,
+    hypers: Hypers,
+    batch: ReplayBatch,
+    target: jax.Array,
 ) -> tuple[jax.Array, Terms]:
-    """Return (sum_i mean((Q_i(obs, action) - target)^2), metrics) of the batch on this device."""
+    """Return (sum_i mean(error_i), metrics) of the batch on this device, see `critic_error`."""
     networks = nnx.merge(policy.graphdef, {**state.params, **critics})
-    values = networks.values(policy.inputs(state, batch.obs)[0], batch.action)
-    loss = jnp.sum(jnp.mean((values - target[None]) ** 2, axis=1))
-    return loss, {"critic_loss": loss, "q_mean": jnp.mean(values[0])}
+    outputs = networks.values(policy.inputs(state, batch.obs)[0], batch.action)
+    loss = jnp.sum(jnp.mean(critic_error(policy, outputs, target), axis=1))
+    q_mean = jnp.mean(q_values(policy, hypers, outputs)[0])
+    means = {"q_mean": q_mean, "target_mean": mean_target(policy, hypers, target)}
+    return loss, {"critic_loss": loss, **means}
 
 
 def critics_of(params: Params) -> Params:

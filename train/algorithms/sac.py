@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wdjax.train.algorithms.critics import critic_target, num_values, q_values
 from wdjax.train.algorithms.noise import uniform_actions
 from wdjax.train.algorithms.off_policy import draw_normal
 from wdjax.train.algorithms.off_policy_critic import (
@@ -69,7 +70,9 @@ class SAC(OffPolicyCritic):
         self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
     ) -> SoftActorActionValue:
         space, size = assignment.observation_space, math.prod(assignment.action_space.shape)
-        return SoftActorActionValue(without_mask(space), size, config.network, rngs=rngs)
+        return SoftActorActionValue(
+            without_mask(space), size, config.network, num_values(config), rngs=rngs
+        )
 
     def init(self, policy: Policy, params: Params) -> PolicyState:
         state = super().init(policy, params)
@@ -131,7 +134,7 @@ class SAC(OffPolicyCritic):
         batch: ReplayBatch,
         drawn: jax.Array,
     ) -> jax.Array:
-        """Return the targets y of the critics, [B], by the target critics Q'_i.
+        """Return the targets y of the critics by the target critics Q'_i.
 
         y = reward + discount (min_i Q'_i(next_obs, a) - alpha log pi(a | next_obs)), a ~ pi
         """
@@ -139,8 +142,8 @@ class SAC(OffPolicyCritic):
         next_obs = policy.inputs(state, batch.next_obs)[0]
         normal = jnp.split(drawn, 2, axis=-1)[0]
         action, log_prob = squashed_sample(networks.actor(next_obs), normal)
-        value = jnp.min(networks.values(next_obs, action), axis=0)
-        return batch.reward + batch.discount * (value - temperature(state, hypers) * log_prob)
+        bonus = -temperature(state, hypers) * log_prob
+        return critic_target(policy, hypers, batch, networks.values(next_obs, action), bonus)
 
     def actor_loss(
         self,
@@ -155,8 +158,8 @@ class SAC(OffPolicyCritic):
         networks = nnx.merge(policy.graphdef, {**state.params, "actor": actor})
         obs, normal = policy.inputs(state, batch.obs)[0], jnp.split(drawn, 2, axis=-1)[1]
         action, log_prob = squashed_sample(networks.actor(obs), normal)
-        value = jnp.min(networks.values(obs, action), axis=0)
-        loss = jnp.mean(temperature(state, hypers) * log_prob - value)
+        values = q_values(policy, hypers, networks.values(obs, action))
+        loss = jnp.mean(temperature(state, hypers) * log_prob - jnp.min(values, axis=0))
         return loss, {"entropy": -jnp.mean(log_prob)}
 
     def actor_step(

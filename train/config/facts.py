@@ -55,6 +55,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _RULES: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,
+    "at least 2": lambda value: value >= 2,
     "above 0": lambda value: value > 0,
     "below 1": lambda value: value < 1,
     "at most 1": lambda value: value <= 1,

@@ -198,6 +198,7 @@ class ActorActionValue(nnx.Module):
         num_actions: int,
         config: NetworkConfig,
         twin: bool,
+        num_values: int | None = None,
         *,
         rngs: nnx.Rngs,
     ):
@@ -206,6 +207,7 @@ class ActorActionValue(nnx.Module):
                 observation_space,
                 config,
                 num_actions=num_actions,
+                num_values=num_values,
                 kernel_init=small_uniform,
                 rngs=rngs,
             )
@@ -215,7 +217,7 @@ class ActorActionValue(nnx.Module):
         self.critic2 = critic() if twin else None
 
     def values(self, obs: chex.ArrayTree, action: jax.Array) -> jax.Array:
-        """Return Q of every critic, [critics, ...]."""
+        """Return the outputs of every critic, [critics, ...] or [critics, ..., num_values]."""
         critics = [self.critic] if self.critic2 is None else [self.critic, self.critic2]
         return jnp.stack([critic(obs, action) for critic in critics])
 
@@ -226,9 +228,15 @@ class SoftActorActionValue(ActorActionValue):
     make_actor = GaussianActor
 
     def __init__(
-        self, observation_space: Space, num_actions: int, config: NetworkConfig, *, rngs: nnx.Rngs
+        self,
+        observation_space: Space,
+        num_actions: int,
+        config: NetworkConfig,
+        num_values: int | None = None,
+        *,
+        rngs: nnx.Rngs,
     ):
-        super().__init__(observation_space, num_actions, config, twin=True, rngs=rngs)
+        super().__init__(observation_space, num_actions, config, True, num_values, rngs=rngs)
         self.log_temperature = nnx.Param(jnp.float32(0.0))
 
 

@@ -71,7 +71,8 @@ DDPG and SAC; metrics of steps are NaN until the buffer contains `warmup` transi
     action_mean, action_min/i, action_max/i                    actions as passed to the environment
     actor_loss                    minus the mean of Q(obs, actor(obs)); SAC uses the lower Q and
                                   adds temperature times log density
-    critic_loss                   mean squared error of Q(obs, action), summed over twin critics
+    critic_loss                   mean squared error of Q(obs, action), summed over twin critics;
+                                  categorical critics: cross-entropy
     q_mean, target_mean           Q(obs, action) of the first critic, and its target
     grad_norm_actor, grad_norm_critic                          global norms before clipping
     buffer_rows                   transitions in the replay buffer

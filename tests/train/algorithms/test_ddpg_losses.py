@@ -150,9 +150,10 @@ def test_without_target_noise_actions_are_not_smoothed():
 
 def test_critic_loss_by_hand():
     params = parameters(0.5, (3, 4), (1, 1))
-    policy, state, _, batch = stand_in(params, params)
+    policy, state, hypers, batch = stand_in(params, params)
     # Q_1 = 3 * 1 + 4 * 0.5, 3 * 2 - 4 = 5, 2; Q_2 = 1.5, 1
-    loss, metrics = critic_loss(policy, state, critics_of(params), batch, jnp.array([4.0, 4.0]))
+    target = jnp.array([4.0, 4.0])
+    loss, metrics = critic_loss(policy, state, critics_of(params), hypers, batch, target)
     np.testing.assert_allclose(loss, (1 + 4) / 2 + (2.5**2 + 9) / 2)
     assert metrics["critic_loss"] == loss
     np.testing.assert_allclose(metrics["q_mean"], 3.5)

@@ -11,7 +11,9 @@ from flax import nnx
 from probes import Leaver, LeaverParams, tiny_config
 
 from wdjax.train import make_learner
+from wdjax.train.algorithms.critics import q_values
 from wdjax.train.networks.values import from_box
+from wdjax.train.state.hypers import hypers_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -33,12 +35,15 @@ PROBES = {
 }
 # all observations: (signal, time)
 SIGNALS = jnp.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]])
+C51 = {"critic": "categorical", "num_atoms": 41, "v_min": -6.0, "v_max": 6.0}
 ALGORITHMS = {
     "DDPG": tiny_ddpg(),
     "TD3 of 3 steps": tiny_ddpg(
         n_step=3, twin_critics=True, policy_delay=2, target_noise=0.1, noise="gaussian"
     ),
     "SAC": tiny_sac(),
+    "TD3, categorical": tiny_ddpg(twin_critics=True, policy_delay=2, noise="gaussian", **C51),
+    "SAC, categorical": tiny_sac(**C51),
 }
 
 
@@ -54,7 +59,9 @@ def actions_and_values(policy, state, obs):
     """Return (greedy actions in the box [..., A], their values Q_1(obs, action) [...])."""
     networks = nnx.merge(policy.graphdef, state.params)
     action, _ = policy.algorithm.play(policy, state, None, obs, None, greedy=True)
-    return action, networks.critic(obs, from_box(policy.assignment.action_space, action))
+    outputs = networks.values(obs, from_box(policy.assignment.action_space, action))
+    hypers = hypers_of(policy.config).at(jnp.float32(0))
+    return action, q_values(policy, hypers, outputs)[0]
 
 
 @pytest.fixture(scope="module")

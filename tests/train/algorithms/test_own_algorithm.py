@@ -381,10 +381,13 @@ def test_a_custom_act_receives_keys_at_any_number_of_replicas(algorithm, num_env
             {"policies.agent.temprature": 1.0},
             r"unknown field policies.agent.temprature: did you mean 'temperature'",
         ),
-        ({"policies.agent.tau": 0.3}, r"tau = 0.3: .*AWR has no such option \(DDPG has it\)"),
         (
-            {"policies.agent.algorithm": "PPO", TEMPERATURE: 1.0},
-            "unknown field policies.agent.temperature: did you mean",
+            {"policies.agent.noise_stddev": 3},
+            r"noise_stddev = 3: .*AWR has no such option \(DDPG has it\)",
+        ),
+        (
+            {"policies.agent.algorithm": "PPO", "policies.agent.max_weight": 1.0},
+            "unknown field policies.agent.max_weight: known names",
         ),
     ],
 )

@@ -92,6 +92,7 @@ PILOTS = {
     "A2C": tiny_policy("A2C", learning_rate=0.01),
     "PPO": tiny_policy("PPO", learning_rate=0.01, normalize_reward=True),
     "DDPG": new_policy("DDPG", network=NETWORK, learning_rate=0.01, **REPLAY),
+    "SAC": new_policy("SAC", network=NETWORK, learning_rate=0.01, **REPLAY),
 }
 CLERK = tiny_policy("PPO", learning_rate=0.01, normalize_observation=True)
 
@@ -161,7 +162,7 @@ ROWS = [
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "said"), ROWS)
-@pytest.mark.parametrize("pilot", ["A2C", slow("PPO"), slow("DDPG")])
+@pytest.mark.parametrize("pilot", ["A2C", slow("PPO"), slow("DDPG"), slow("SAC")])
 def test_state_before_the_first_bad_row_is_kept(pilot, name, said, value):
     learner = learner_of(pilot)
     first = with_params(learner.init(KEY), **{name: value})
@@ -186,6 +187,8 @@ STEPS = [
     ("A2C", {"pilot.max_grad_norm": np.nan}, "non-finite parameters of policy 'pilot'"),
     slow("DDPG", {"pilot.critic_learning_rate": np.inf}, "non-finite losses of policy 'pilot'"),
     slow("DDPG", {"pilot.gamma": np.nan}, "non-finite losses of policy 'pilot'"),
+    slow("SAC", {"pilot.temperature": np.nan}, "non-finite losses of policy 'pilot'"),
+    slow("SAC", {"pilot.temperature_learning_rate": np.inf}, "non-finite parameters of policy"),
 ]
 
 

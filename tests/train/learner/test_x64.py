@@ -14,6 +14,8 @@ each_env = pytest.mark.parametrize("name", wdjax.list_envs())
 WIDE = ("covid_economy", "rice")
 
 BY_DDPG = {"algorithm": "DDPG"}
+# 32 transitions, enough for gradient steps
+BY_SAC = {"algorithm": "SAC", "options": {"batch_size": 16, "warmup": 16, "updates_per_rollout": 2}}
 BY_MEMORY = {
     "normalize_observation": True,
     "past_selves": 1,
@@ -60,6 +62,7 @@ def test_dtypes_are_those_of_the_spaces(name):
     [
         *((name, {}) for name in wdjax.list_envs()),
         ("pendulum", BY_DDPG),
+        ("pendulum", BY_SAC),
         ("tag_gridworld", BY_MEMORY),
     ],
 )

@@ -11,13 +11,17 @@ from wdjax.train import make_learner, with_hypers
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 ALL = {"learning_rate", "max_grad_norm"}
+OFF_POLICY_CRITIC = {*ALL, "gamma", "tau", "critic_learning_rate", "v_min", "v_max"}
 ACTOR_CRITIC = {*ALL, "gamma", "gae_lambda", "value_coefficient", "entropy_coefficient"}
 NAMES = {
     "A2C": ACTOR_CRITIC,
     "PPO": {*ACTOR_CRITIC, "clip", "value_clip", "target_kl"},
     "DDPG": {
-        *ALL, "gamma", "tau", "critic_learning_rate", "noise_scale", "noise_stddev",
-        "noise_damping", "target_noise", "target_noise_clip",
+        *OFF_POLICY_CRITIC, "noise_scale", "noise_stddev", "noise_damping", "target_noise",
+        "target_noise_clip",
+    },
+    "SAC": {
+        *OFF_POLICY_CRITIC, "temperature", "temperature_learning_rate", "target_entropy",
     },
 }  # fmt: skip
 
