@@ -21,6 +21,7 @@ from wdjax.train.algorithms.central_critic import (
     make_critic,
     to_outputs,
 )
+from wdjax.train.algorithms.team_values import names_of_team
 from wdjax.train.learning import (
     PPO,
     Batch,
@@ -93,8 +94,7 @@ class MAPPO(PPO):
     def init_memory(self, policy: Policy, run: TrainConfig) -> Memory:
         """Return the memory. The critic's carry is in `own` of the team's first policy."""
         memory, assignments = super().init_memory(policy, run), policy.context.assignments
-        teams = [team.policies for team in run.teams.values() if policy.name in team.policies]
-        names = [name for name in assignments if name in (teams[0] if teams else [policy.name])]
+        names = names_of_team(policy, run)
         if policy.memory is None or policy.name != names[0]:
             return memory
         agents = sum(assignments[name].num_agents for name in names)

@@ -7,22 +7,16 @@ Sunehag et al., "Value-Decomposition Networks For Cooperative Multi-Agent Learni
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Literal
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
-from wdjax.checks import require
-from wdjax.spaces import Discrete
+from wdjax.train.algorithms.epsilon_greedy import EpsilonGreedy
 from wdjax.train.algorithms.returns import final_fields
 from wdjax.train.algorithms.team_values import team_batch, team_targets, team_value
 from wdjax.train.learning import (
-    Algorithm,
     Assignment,
     Batch,
-    Context,
-    CriticNetwork,
     Evaluation,
     Experience,
     Hypers,
@@ -31,7 +25,6 @@ from wdjax.train.learning import (
     Metric,
     Metrics,
     Policy,
-    PolicyConfig,
     PolicyState,
     Rollout,
     Schedule,
@@ -45,7 +38,6 @@ from wdjax.train.learning import (
     next_value,
     played_metrics,
     require_minibatches,
-    sample_blocks,
     static,
     traced,
     update_normalizers,
@@ -81,7 +73,7 @@ class PQNOptions:
     values of its agents from the sum of their rewards (PQN-VDN)."""
 
 
-class PQN(Algorithm):
+class PQN(EpsilonGreedy):
     """Epochs of minibatches on the squared error to lambda returns of the greedy policy.
 
     The network should have layer normalization (`network.layer_norm: true`), which takes the place
@@ -91,19 +83,10 @@ class PQN(Algorithm):
     Options = PQNOptions
 
     def check(self, name: str, run: TrainConfig, assignment: Assignment) -> None:
-        space, what = assignment.action_space, f"policies.{name}.algorithm: the action space"
-        require(isinstance(space, Discrete), what, space, "Discrete")
         agents = assignment.num_agents if run.policy(name).options.mixer == "none" else 1
         is_recurrent = run.policy(name).network.recurrent_size > 0
         require_minibatches(name, run, agents, is_recurrent)
         super().check(name, run, assignment)
-
-    def make_network(
-        self, context: Context, config: PolicyConfig, assignment: Assignment, rngs: nnx.Rngs
-    ) -> nnx.Module:
-        num_values = cast(Discrete, assignment.action_space).n
-        space = assignment.network_space
-        return CriticNetwork(space, config.network, num_values=num_values, rngs=rngs)
 
     def init(self, policy: Policy, params: Params) -> PolicyState:
         config, space = policy.config, policy.assignment.observation_space
@@ -121,67 +104,6 @@ class PQN(Algorithm):
             return None
         optimizer = make_optimizer(config, config.max_grad_norm)
         return PolicyState({}, optimizer.init({name: own.params for name, own in states.items()}))
-
-    def init_carry(self, policy: Policy, num_envs: int) -> Carry:
-        shape = (num_envs, policy.assignment.num_agents)
-        return None if policy.memory is None else policy.memory.empty(shape)
-
-    def q_values(
-        self, policy: Policy, state: PolicyState, obs: Observation, carry: Carry = None
-    ) -> tuple[jax.Array, Carry]:
-        """Return (values of all actions [..., actions], next carry).
-
-        Args:
-            policy: static part of the policy.
-            state: state of the policy.
-            obs: leaves [..., *part].
-            carry: from the previous step, leaves [..., *part]; None if not recurrent.
-        """
-        seen, mask = policy.inputs(state, obs)
-        values, carry = nnx.merge(policy.graphdef, state.params)(seen, carry)
-        return policy.masked(values, mask), carry
-
-    def value(
-        self, policy: Policy, state: PolicyState, obs: Observation, carry: Carry
-    ) -> jax.Array:
-        """Return max_a Q(obs, a), [...]."""
-        return jnp.max(self.q_values(policy, state, obs, carry)[0], axis=-1)
-
-    def act(
-        self,
-        policy: Policy,
-        state: ActingState,
-        carry: Carry,
-        obs: Observation,
-        keys: jax.Array,
-        hypers: Hypers,
-    ) -> tuple[jax.Array, Fields, Carry]:
-        """Take a random allowed action with probability epsilon, else the best one."""
-        q, carry = self.q_values(policy, state, obs, carry)
-        epsilon = hypers["epsilon"] if policy.config.trainable else 0.0
-        allowed = (q > -1e8).astype(jnp.float32)  # `masked` sets -1e9
-        random = allowed / jnp.sum(allowed, axis=-1, keepdims=True)
-        best = jax.nn.one_hot(jnp.argmax(q, axis=-1), q.shape[-1])
-        probability = epsilon * random + (1.0 - epsilon) * best
-        action = sample_blocks(policy.distribution, keys, jnp.log(probability))
-        return action, {"value": jnp.max(q, axis=-1)}, carry
-
-    def play(
-        self,
-        policy: Policy,
-        state: PolicyState,
-        carry: Carry,
-        obs: Observation,
-        keys: jax.Array,
-        greedy: bool,
-    ) -> tuple[jax.Array, Carry]:
-        q, carry = self.q_values(policy, state, obs, carry)
-        return jnp.argmax(q, axis=-1).astype(jnp.int32), carry
-
-    def describe(
-        self, policy: Policy, state: PolicyState, carry: Carry, obs: Observation
-    ) -> Fields:
-        return {"value": self.value(policy, state, obs, carry)}
 
     def end_of_step(
         self,
@@ -202,33 +124,6 @@ class PQN(Algorithm):
         """
         means = mean({"q_loss": 0.5 * (new.value - batch.target) ** 2, "q_mean": new.value})
         return means["q_loss"], means
-
-    def chosen(
-        self,
-        policy: Policy,
-        state: PolicyState,
-        obs: Observation,
-        action: jax.Array,
-        carry: Carry = None,
-        restart: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return Q(obs, action), [...].
-
-        Args:
-            policy: static part of the policy.
-            state: its state, with the parameters being trained.
-            obs: leaves [..., *part]; [T, M, *part] for a recurrent policy.
-            action: [...] int32.
-            carry: carry of a recurrent policy before the first step, leaves [M, *part].
-            restart: [T, M] bool, an episode starts with this step.
-        """
-        if carry is None:
-            q, _ = self.q_values(policy, state, obs)
-        else:
-            seen, mask = policy.inputs(state, obs)
-            network = nnx.merge(policy.graphdef, state.params)
-            q = policy.masked(network.unroll(seen, carry, restart), mask)
-        return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
 
     def update(
         self,

@@ -15,8 +15,16 @@ from wdjax.train.learning import (
     PolicyState,
     Rollout,
     Team,
+    TrainConfig,
     gae,
 )
+
+
+def names_of_team(policy: Policy, run: TrainConfig) -> list[str]:
+    """Return the policies of the team of a policy, in order; only its own name without a team."""
+    teams = [team.policies for team in run.teams.values() if policy.name in team.policies]
+    own = teams[0] if teams else [policy.name]
+    return [name for name in policy.context.assignments if name in own]
 
 
 def sum_over_agents(values: Mapping[str, jax.Array], active: Mapping[str, jax.Array]) -> jax.Array:

@@ -27,6 +27,9 @@ ALGORITHMS: dict[str, str | type[Algorithm]] = {
     "PPO": "wdjax.train.algorithms.ppo:PPO",
     "MAPPO": "wdjax.train.algorithms.mappo:MAPPO",
     "PQN": "wdjax.train.algorithms.pqn:PQN",
+    "DQN": "wdjax.train.algorithms.dqn:DQN",
+    "VDN": "wdjax.train.algorithms.vdn:VDN",
+    "QMIX": "wdjax.train.algorithms.qmix:QMIX",
     "DDPG": "wdjax.train.algorithms.ddpg:DDPG",
     "SAC": "wdjax.train.algorithms.sac:SAC",
 }

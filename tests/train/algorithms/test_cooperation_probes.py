@@ -1,4 +1,4 @@
-"""MAPPO and PQN on probe environments with known values, each for one part of learning."""
+"""MAPPO, PQN and DQN on probe environments with known values, each for one part of learning."""
 
 import functools
 import itertools
@@ -27,11 +27,16 @@ LEARNING = {
 }
 MAPPO = {"algorithm": "MAPPO", **LEARNING, "entropy_coefficient": 0.0, "value_coefficient": 0.5}
 PQN = {"algorithm": "PQN", **LEARNING, "epsilon": [[0, 1.0], [UPDATES * 8 * 6, 0.2]]}
+REPLAY = {"buffer_size": 512, "batch_size": 64, "warmup": 64, "updates_per_rollout": 8, "tau": 0.2}
+DQN = {name: value for name, value in PQN.items() if name not in ("epochs", "minibatches")} | REPLAY
 ALGORITHMS = {
     "MAPPO": {**MAPPO, "normalize_advantage": True},
     "MAPPO, PopArt": {**MAPPO, "normalize_advantage": True, "normalize_value": True},
     "PQN": PQN,
     "PQN, sum": {**PQN, "mixer": "sum"},
+    "DQN": {**DQN, "algorithm": "DQN"},
+    "DQN, dueling": {**DQN, "algorithm": "DQN", "dueling": True, "double": False, "n_step": 2},
+    "VDN": {**DQN, "algorithm": "VDN"},
 }
 SIGNAL_PROBES = {
     "constant": SignalParams(constant=1.0),
@@ -65,7 +70,7 @@ def run_of(env, name, options, **changes):
 def values(learner, name, state, obs):
     """Return the values of the policy or of its critic, [..., n], for obs [..., n, *part]."""
     policy, own = learner.setup.policies[name], state.policies[name]
-    if learner.config.policies[name].algorithm == "PQN":
+    if learner.config.policies[name].algorithm != "MAPPO":
         return policy.algorithm.value(policy, own, obs, None)
     team, shared = learner.setup.teams[name], state.shared[name]
     global_state = obs.reshape(*obs.shape[:-2], -1)  # all observations
@@ -109,7 +114,7 @@ def test_action_depends_on_the_observation(learned):
 # --- two agents, one leaves early ---
 
 
-@pytest.fixture(scope="module", params=["MAPPO", "PQN", "PQN, sum"])
+@pytest.fixture(scope="module", params=["MAPPO", "PQN", "PQN, sum", "VDN"])
 def leaver(request):
     """Return (name of the algorithm, learner, function env params -> state after UPDATES)."""
     learner = run_of("probes:Leaver", "player", ALGORITHMS[request.param])
@@ -132,7 +137,7 @@ def test_rewards_after_leaving_have_no_value(leaver):
     value = np.asarray(values(learner, "player", state, jnp.eye(2 * length)[shown]))
     leaves = np.array([1 + GAMMA, 1, 0, 0])
     stays = np.array([sum(GAMMA**k for k in range(length - time)) for time in times])
-    if name == "PQN, sum":  # only the sum is determined
+    if name in ("PQN, sum", "VDN"):  # only the sum is determined
         is_active = np.array([[True, True]] * 2 + [[False, True]] * 2)
         np.testing.assert_allclose((value * is_active).sum(axis=-1), leaves + stays, atol=0.1)
     else:
