@@ -140,6 +140,8 @@ ROWS: dict[str, Row] = {
         "longer episodes end. "
         "Training actions include exploration noise; the greedy return is measured without it.",
     ),
+    "cartpole_dqn": Row("cartpole_dqn", greedy_return,
+        {RETURN: Target(475, every_seed=True)}, within=300_000),
     "pendulum_ddpg": Row("pendulum_ddpg", greedy_return, {RETURN: Target(-170)}, within=1_000_000),
     "pendulum_sac": Row("pendulum_sac", greedy_return,
         {RETURN: Target(-150, every_seed=True)}, within=60_000),

@@ -40,6 +40,7 @@ TABLE = {
     "acrobot": ({"greedy return": ("at least", -85, "every seed")}, 500_000, 5),
     "mountain_car": ({"greedy return": ("at least", -115, "mean")}, 5_000_000, 5),
     "continuous_mountain_car_ddpg": ({"greedy return": ("at least", 92, "mean")}, 1_000_000, 5),
+    "cartpole_dqn": ({"greedy return": ("at least", 475, "every seed")}, 300_000, 5),
     "pendulum_ddpg": ({"greedy return": ("at least", -170, "mean")}, 1_000_000, 5),
     "pendulum_sac": ({"greedy return": ("at least", -150, "every seed")}, 60_000, 5),
     "pendulum_ppo": ({"greedy return": ("at least", -170, "mean")}, 1_000_000, 5),

@@ -59,7 +59,7 @@ class Mixer(nnx.Module):
         self.shape = (agents, width)
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            start = orthogonal(float(__import__("os").environ.get("QG", "1")))
+            start = orthogonal(1.0)
             return nnx.Linear(inputs, outputs, kernel_init=start, dot_general=product, rngs=rngs)
 
         self.hidden_w1, self.w1 = linear(state_size, hyper), linear(hyper, agents * width)

@@ -127,6 +127,25 @@ IPPO_MPE_CONFIG = "baselines/IPPO/config/ippo_ff_mpe.yaml"
 QL = "baselines/QLearning"
 TRAINING_RETURN = (RETURN, TRAINING, TRAINING)
 GREEDY_RETURN = (RETURN, GREEDY, GREEDY)
+SPEAKER = "MPE_simple_speaker_listener_v4"
+REPLAY = {
+    "gamma": 0.9, "epsilon": epsilon(0.05, 0.3), "tau": 0.01, "buffer_size": 100_000,
+    "batch_size": 128, "warmup": 2_000, "updates_per_rollout": 16,
+}  # fmt: skip
+
+
+def speaker_listener(algorithm: str) -> Ours:
+    """Return a program in which speaker and listener learn as a team, or alone by DQN."""
+    network = NETWORK | {"hidden_sizes": [64, 64], "activation": "relu"}
+    policy = {"network": network, "learning_rate": to_zero(1e-3), "max_grad_norm": 10.0}
+    names = ("speaker", "listener")
+    alone = {"algorithm": "DQN", **REPLAY} if algorithm == "DQN" else {}
+    program = preset(f"jaxmarl:{SPEAKER}", 16, 8, dict.fromkeys(names, policy | alone))
+    if not alone:
+        program["teams"] = {"pair": {"policies": list(names), "algorithm": algorithm, **REPLAY}}
+    return Ours(program, names)
+
+
 MPE_TASKS = {
     "mpe_spread_ippo": Task(
         "MPE simple_spread", "IPPO", 10_000_000,
@@ -171,6 +190,16 @@ MPE_TASKS = {
                 edits=(("return runner_state, None", "return runner_state, metrics"),)),
         },
         (TRAINING_RETURN, GREEDY_RETURN),
+    ),
+    "mpe_speaker_listener_vdn": Task(
+        "MPE simple_speaker_listener", "VDN over two policies", 500_000,
+        {
+            **{f"wdjax {name}": speaker_listener(name) for name in ("VDN", "QMIX", "DQN")},
+            "JaxMARL VDN": Theirs("JaxMARL", f"{QL}/vdn_ff.py", f"{QL}/config/alg/vdn_ff_mpe.yaml",
+                {"ENV_NAME": SPEAKER}),
+        },
+        (GREEDY_RETURN,),
+        note="DQN learns speaker and listener alone. The hyperparameters are not JaxMARL's.",
     ),
 }  # fmt: skip
 
