@@ -44,7 +44,6 @@ CASES = {
         {"network": NETWORK, "normalize_observation": True},
     ),
 }
-SLOW = ("MAPPO, GRU", "PQN, GRU", "PQN, sum, GRU", "DQN", "VDN")
 FORMS = [name for name in CASES if name != "MAPPO, PopArt"]
 
 
@@ -85,7 +84,7 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance})
 
 
-@cases(*(name for name in CASES if name not in SLOW), names=CASES)
+@cases("MAPPO", "PQN, sum", "QMIX", names=CASES)
 def test_a_run_resumes_exactly(name, tmp_path):
     config = match(name, updates_per_chunk=1, total_env_steps=3 * 16 * 4)
     learner = make_learner(config)
