@@ -136,7 +136,8 @@ critic of MAPPO is a separate network. Where the preset has a shared trunk, comp
 * **Numbers**: mean over seeds with its 95 % bootstrap interval, of fresh episodes after training.
 * **Sampled, greedy**: actions as in training, or the most likely ones. PQN takes the best action in
   both cases. Numbers without either word are sampled.
-* **Seconds**: training of all seeds in one program, without compilation.
+* **Seconds**: training of all seeds in one program, without compilation. Other programs ran on the
+  CPU at the same time, so its seconds are upper bounds.
 """
 
 
