@@ -136,9 +136,10 @@ def test_comparison_names_the_algorithms_of_jaxmarl(name):
 
 
 def test_pages_name_every_algorithm():
+    own = [name for name, path in registry.ALGORITHMS.items() if "wdjax.train" in str(path)]
     for page in ("docs/limits.md", "docs/comparison.md", "docs/algorithms/index.md"):
         text = read(page)
-        assert [name for name in registry.ALGORITHMS if name not in text] == []
+        assert [name for name in own if name not in text] == []
 
 
 def test_configuration_page_lists_the_options_of_each_algorithm():

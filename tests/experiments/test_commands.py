@@ -126,7 +126,9 @@ def test_completion_in_a_shell(capsys, tmp_path):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
     assert completed("re") == ["render", "report"]
-    assert completed("train", "cartpole") == ["cartpole", "cartpole_ppo", "cartpole_pqn"]
+    assert completed("train", "cartpole") == [
+        "cartpole", "cartpole_dqn", "cartpole_ppo", "cartpole_pqn"
+    ]  # fmt: skip
     assert completed("diff", "cartpole", "tag_s") == ["tag_small", "tag_small_mappo"]
     assert completed("train", "cartpole", "--st") == ["--stop-at"]
     assert completed("train", "cartpole", "--he") == ["--help"]

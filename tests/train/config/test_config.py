@@ -503,9 +503,9 @@ BUILT = [
     ),
     (TrainConfig("cartpole", [PolicyConfig()]), TypeError, r"policies = \[.*: must be a mapping"),
     (
-        one_policy("cartpole", "agent", algorithm="DQN"),
+        one_policy("cartpole", "agent", algorithm="TRPO"),
         ValueError,
-        r"policies\.all\.algorithm = 'DQN'",
+        r"policies\.all\.algorithm = 'TRPO'",
     ),
     (one_policy("cartpole", "agent", optimizer="x"), ValueError, r"policies\.all\.optimizer = 'x'"),
     (
