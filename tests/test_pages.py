@@ -135,6 +135,16 @@ def test_comparison_names_the_algorithms_of_jaxmarl(name):
     assert name in read("docs/comparison.md")
 
 
+@pytest.mark.slow
+def test_data_page_clones_a_policy(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(code_of("docs/how_to/data.md")), {})
+    returns = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(returns["before"]) < 50
+    assert float(returns["clone"]) > 450
+    assert load_run("runs/clone")[1].num_updates == 0
+
+
 def test_pages_name_every_algorithm():
     own = [name for name, path in registry.ALGORITHMS.items() if "wdjax.train" in str(path)]
     for page in ("docs/limits.md", "docs/comparison.md", "docs/algorithms/index.md"):

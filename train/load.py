@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wdjax.checks import require_known
+from wdjax.checks import require, require_known
 from wdjax.files import write_text
 from wdjax.train.config.reading import set_dotted
 from wdjax.train.config.schema import TrainConfig
@@ -239,7 +239,12 @@ def save_run(
         FileExistsError: if the folder contains a sweep or other files.
         BlockingIOError: if a process is training in the folder.
         OSError: if the folder cannot be written.
+        TypeError: if `config` or `state` is another object, before anything is written.
     """
+    for name, value, kind in (("config", config, TrainConfig), ("state", state, TrainState)):
+        known = "learner.config" if kind is TrainConfig else "from Learner.init, update or run"
+        allowed = f"a {kind.__name__}, {known}"
+        require(isinstance(value, kind), name, type(value).__name__, allowed, TypeError)
     workdir = Path(workdir)
     if make_folder(workdir, RUN, resume=True):
         with hold_folder(workdir):  # raises an error if it is in use

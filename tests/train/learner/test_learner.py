@@ -123,6 +123,15 @@ def test_a_saved_state_loads_as_a_run(learner, state, tmp_path):
     assert read_metrics(tmp_path / "run") == [row]
 
 
+def test_save_run_refuses_other_objects_before_it_replaces_a_run(learner, state, tmp_path):
+    save_run(tmp_path / "run", learner.config, state)
+    with pytest.raises(TypeError, match="must be a TrainConfig, learner"):
+        save_run(tmp_path / "run", learner, state)
+    with pytest.raises(TypeError, match="must be a TrainState, from"):
+        save_run(tmp_path / "run", learner.config, state.policies)
+    assert load_run(tmp_path / "run")[1].num_updates == state.num_updates
+
+
 def test_save_run_replaces_only_runs_that_do_not_train(learner, state, tmp_path):
     save_run(tmp_path / "run", learner.config, state)
     with hold_folder(tmp_path / "run"), pytest.raises(BlockingIOError, match="is training there"):
