@@ -120,7 +120,7 @@ def make(name: str, **arguments: Any) -> tuple[Env, Any]:
     Args:
         name: a registered environment or one provided by an installed package (see `list_envs`); a
             custom class as "package.module:Class"; or an environment of another library, such as
-            "gymnax:CartPole-v1", "jaxmarl:MPE_simple_spread_v3" or "jumanji:Connector-v2" (see
+            "gymnax:CartPole-v1", "jaxmarl:MPE_simple_spread_v3" or "jumanji:Connector-v3" (see
             `from_gymnax`, `from_jaxmarl` and `from_jumanji` in `wdjax.adapters`).
         **arguments: static fields of the environment and fields of its params, by name. Omitted
             fields keep their defaults.

@@ -25,7 +25,7 @@ N, T = 2, 25
 GAMES = {
     "RobotWarehouse-v0": {"shelf_rows": 1, "num_agents": 2, "time_limit": 20},
     "LevelBasedForaging-v0": {"grid_size": 5, "fov": 2, "num_food": 1, "time_limit": 20},
-    "Connector-v2": {"grid_size": 5, "num_agents": 5, "time_limit": 20},
+    "Connector-v3": {"grid_size": 5, "num_agents": 5, "time_limit": 20},
 }
 each_game = pytest.mark.parametrize("name", GAMES)
 
@@ -203,7 +203,7 @@ def test_unsupported_actions_raise():
 def test_missing_library_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "jumanji", None)
     with pytest.raises(ImportError, match="jumanji is not installed: pip install jumanji"):
-        wdjax.make("jumanji:Connector-v2")
+        wdjax.make("jumanji:Connector-v3")
 
 
 def test_agents_of_connector_see_themselves_first():
@@ -344,10 +344,10 @@ def test_ppo_trains(library, name):
 @pytest.mark.parametrize(
     ("name", "changes", "error", "message"),
     [
-        ("Conector-v2", {}, ValueError, "'Conector-v2': did you mean 'Connector-v2'"),
-        ("Connector-v2", {"num_agent": 5}, ValueError, "'num_agent': did you mean 'num_agents'"),
-        ("Connector-v2", {"time_limt": 5}, ValueError, "'time_limt': did you mean 'time_limit'"),
-        ("Connector-v2", {"grid_size": 5.5}, TypeError, "grid_size = 5.5: must be a whole number"),
+        ("Conector-v3", {}, ValueError, "'Conector-v3': did you mean 'Connector-v3'"),
+        ("Connector-v3", {"num_agent": 5}, ValueError, "'num_agent': did you mean 'num_agents'"),
+        ("Connector-v3", {"time_limt": 5}, ValueError, "'time_limt': did you mean 'time_limit'"),
+        ("Connector-v3", {"grid_size": 5.5}, TypeError, "grid_size = 5.5: must be a whole number"),
         ("LevelBasedForaging-v0", {"penalty": "1"}, TypeError, "penalty = '1': must be a number"),
         ("LevelBasedForaging-v0", {"grid_size": 4}, ValueError, "jumanji:Level.* greater than 5"),
         ("MultiCVRP-v0", {}, TypeError, "action_spec of MultiCVRP = .*must be a DiscreteArray"),

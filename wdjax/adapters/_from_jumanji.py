@@ -141,7 +141,7 @@ def from_jumanji(env: Any, fields: Sequence[str] | None = None) -> tuple[Jumanji
 
         env, params = wdjax.adapters.from_jumanji(MyEnv())
         wdjax.register("mine", env)  # for presets, the command line and resuming
-        env, params = wdjax.make("jumanji:Connector-v2", num_agents=5, time_limit=30)  # by name
+        env, params = wdjax.make("jumanji:Connector-v3", num_agents=5, time_limit=30)  # by name
         env, params = wdjax.make("jumanji:RobotWarehouse-v0", fields=["agents_view"])
 
     Agents: an environment with a reward for each agent, or with an attribute `num_agents`, has the
