@@ -62,7 +62,8 @@ def test_every_configuration_loads():
         pytest.importorskip(library)
     for name, label in OURS:
         program = TASKS[name].programs[label]
-        if "smacv2" not in name and "asterix" not in name:  # as 2s3z and Breakout
+        # smacv2 as 2s3z, Asterix as Breakout; Jumanji: `test_games_of_jumanji_are_trained`
+        if not any(word in name for word in ("smacv2", "asterix", "rware", "lbf")):
             config = make_config(program, TASKS[name].env_steps, {})
             assert set(program.policies) <= set(config.policies)
 
@@ -106,6 +107,21 @@ def test_the_page_shows_means_intervals_and_seconds():
         {"cartpole_pqn": [entries[0], entry("purejaxql PQN", [30], [2.0], 40.0)]}
     )
     assert "No results" in page({})
+
+
+def test_the_page_shows_published_results():
+    own = entry("wdjax MAPPO", [30, 31], [1.0, 3.0], 10.0)
+    own["scores"][RETURN][SAMPLED] = [4.0, 6.0]
+    text = page({"rware_mappo": [own]})
+    assert "2 seeds | return, sampled | 5 [4, 6] | 96 [86, 106] | 10 | - |" in text
+    assert "Published: [chart of Mava](https://github.com/instadeepai/Mava/" in text
+
+
+def test_published_results_are_not_programs(capsys):
+    with pytest.raises(SystemExit):
+        parse(["rware_mappo", "--programs", "Mava MAPPO"])
+    assert "unknown program 'Mava MAPPO': did you mean 'wdjax MAPPO'" in capsys.readouterr().err
+    assert parse(["rware_mappo"]).programs == ["wdjax MAPPO"]
 
 
 def test_scores_of_steps_in_which_an_episode_ended():
@@ -218,3 +234,14 @@ def test_games_won_are_counted():
     }
     scores = run_ours(program, [30], 64, small)["scores"]
     assert 0 <= scores[WON][SAMPLED][0] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rware_mappo", "lbf_mappo"])
+def test_games_of_jumanji_are_trained(name):
+    pytest.importorskip("jumanji")
+    program = TASKS[name].programs["wdjax MAPPO"]
+    params = {**program.preset["env_params"], "time_limit": 10}
+    small = {"num_envs": 4, "rollout_length": 16, "env_params": params}
+    scores = run_ours(program, [30, 31], 128, small)["scores"]
+    assert np.isfinite([scores[RETURN][when] for when in (TRAINING, SAMPLED, GREEDY)]).all()

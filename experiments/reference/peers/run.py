@@ -24,7 +24,7 @@ import yaml
 from wdjax.checks import require, require_known
 from wdjax.experiments.benchmarks.timing import Parser, in_new_process, machine
 from wdjax.experiments.reference.peers.page import write_page
-from wdjax.experiments.reference.peers.programs import Theirs
+from wdjax.experiments.reference.peers.programs import Published, Theirs
 from wdjax.experiments.reference.peers.tasks import COMMITS, TASKS
 from wdjax.version import __version__
 
@@ -89,9 +89,10 @@ def complete(parsed: argparse.Namespace) -> None:
         return
     require_known("task", parsed.task, TASKS)
     task = TASKS[parsed.task]
-    parsed.programs = parsed.programs or list(task.programs)
+    known = [name for name, one in task.programs.items() if not isinstance(one, Published)]
+    parsed.programs = parsed.programs or known
     for label in parsed.programs:
-        require_known("program", label, task.programs)
+        require_known("program", label, known)
     parsed.seeds = parsed.seeds or task.seeds
     parsed.env_steps = int(parsed.env_steps or task.env_steps)
     require(parsed.env_steps >= 1, "--env-steps", parsed.env_steps, "at least 1")
@@ -117,6 +118,7 @@ def measure(task: str, label: str, options: dict[str, Any]) -> dict[str, Any]:
     from wdjax.experiments.reference.peers.theirs import run_theirs
 
     program, peers, seeds = TASKS[task].programs[label], Path(options["peers"]), options["seeds"]
+    assert not isinstance(program, Published)  # `complete` excludes them
     for name in ("stubs", "JaxMARL"):  # both programs play the same version of the games
         sys.path.insert(0, str(peers / name))
     rest = seeds, options["env_steps"], options["changes"]
