@@ -34,6 +34,7 @@ REPORTS = (
     'return {"runner_state": runner_state}',
     'return {"runner_state": runner_state, "metrics": metric}',
 )
+METRICS = ("return runner_state, None", "return runner_state, metrics")
 BY_AGENT = (
     "metric = jax.tree.map(lambda x: x.mean(), metric)",
     "metric = jax.tree.map(lambda x: x.reshape(-1, env.num_agents).mean(0), metric)",
@@ -135,18 +136,27 @@ REPLAY = {
 }  # fmt: skip
 
 
-def speaker_listener(algorithm: str) -> Ours:
+def speaker_listener(
+    algorithm: str,
+    replay: Mapping[str, Any] = REPLAY,
+    policy: Mapping[str, Any] = {"learning_rate": to_zero(1e-3), "max_grad_norm": 10.0},
+    num_envs: int = 16,
+    steps: int = 8,
+) -> Ours:
     """Return a program in which speaker and listener learn as a team, or alone by DQN."""
     network = NETWORK | {"hidden_sizes": [64, 64], "activation": "relu"}
-    policy = {"network": network, "learning_rate": to_zero(1e-3), "max_grad_norm": 10.0}
-    names = ("speaker", "listener")
-    alone = {"algorithm": "DQN", **REPLAY} if algorithm == "DQN" else {}
-    program = preset(f"jaxmarl:{SPEAKER}", 16, 8, dict.fromkeys(names, policy | alone))
+    policy, names = {"network": network, **policy}, ("speaker", "listener")
+    alone = {"algorithm": "DQN", **replay} if algorithm == "DQN" else {}
+    program = preset(f"jaxmarl:{SPEAKER}", num_envs, steps, dict.fromkeys(names, policy | alone))
     if not alone:
-        program["teams"] = {"pair": {"policies": list(names), "algorithm": algorithm, **REPLAY}}
+        program["teams"] = {"pair": {"policies": list(names), "algorithm": algorithm, **replay}}
     return Ours(program, names)
 
 
+VDN_MPE = REPLAY | {"epsilon": epsilon(0.05, 0.1), "tau": 1 / 200, "batch_size": 32,
+                    "warmup": 10_000, "updates_per_rollout": 1}  # fmt: skip
+VDN_MPE_POLICY = {"learning_rate": to_zero(5e-3), "max_grad_norm": 12.5, "optimizer": "radam",
+                  "optimizer_epsilon": 1e-8}  # fmt: skip
 MPE_TASKS = {
     "mpe_spread_ippo": Task(
         "MPE simple_spread", "IPPO", 10_000_000,
@@ -188,7 +198,7 @@ MPE_TASKS = {
             "wdjax PQN-VDN": mpe(SPREAD, {"agent": PQN_MPE}, 256, 16),
             "JaxMARL PQN-VDN": Theirs("JaxMARL", f"{QL}/pqn_vdn_ff.py",
                 f"{QL}/config/alg/pqn_vdn_ff_mpe.yaml",
-                edits=(("return runner_state, None", "return runner_state, metrics"),)),
+                edits=(METRICS,)),
         },
         (TRAINING_RETURN, GREEDY_RETURN),
     ),
@@ -196,11 +206,17 @@ MPE_TASKS = {
         "MPE simple_speaker_listener", "VDN over two policies", 500_000,
         {
             **{f"wdjax {name}": speaker_listener(name) for name in ("VDN", "QMIX", "DQN")},
+            "wdjax VDN, numbers of JaxMARL": speaker_listener(
+                "VDN", VDN_MPE, VDN_MPE_POLICY, 32, 16),
             "JaxMARL VDN": Theirs("JaxMARL", f"{QL}/vdn_ff.py", f"{QL}/config/alg/vdn_ff_mpe.yaml",
-                {"ENV_NAME": SPEAKER}),
+                {"ENV_NAME": SPEAKER}, (METRICS,)),
         },
         (GREEDY_RETURN,),
-        note="DQN learns speaker and listener alone. The hyperparameters are not JaxMARL's.",
+        note="DQN learns speaker and listener alone. JaxMARL's script has one network for both "
+        "agents, and its configuration was made for simple_spread: one gradient step of 32 "
+        "transitions for 512 env steps. The first three programs make one of 128 transitions for "
+        "eight env steps. The fourth has the numbers of JaxMARL, but two networks, and a target "
+        "network that follows slowly.",
     ),
 }  # fmt: skip
 
