@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import json
 import re
-import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -229,7 +229,7 @@ def save_run(
     """Save a state as a run that `load_run` and the commands read, for example after `Learner.run`.
 
     Args:
-        workdir: folder of the run. A run in it is replaced.
+        workdir: folder of the run. A run in it is replaced once the new one is written.
         config: configuration of the learner.
         state: state of a single run.
         metrics: rows of metrics.jsonl.
@@ -245,18 +245,26 @@ def save_run(
         known = "learner.config" if kind is TrainConfig else "from Learner.init, update or run"
         allowed = f"a {kind.__name__}, {known}"
         require(isinstance(value, kind), name, type(value).__name__, allowed, TypeError)
-    workdir = Path(workdir)
-    if make_folder(workdir, RUN, resume=True):
-        with hold_folder(workdir):  # raises an error if it is in use
-            shutil.rmtree(workdir)
-    elif any(path.name != METRICS for path in workdir.iterdir()):  # left by a killed process
+    workdir = Path(workdir).resolve()
+    is_run = make_folder(workdir, RUN, resume=True)
+    if not is_run and any(
+        path.name != METRICS for path in workdir.iterdir()
+    ):  # by a killed process
         raise FileExistsError(f"{workdir} contains other files. Use another workdir.")
     lines = "".join(json.dumps(row) + "\n" for row in metrics)
     host: HostData = {"metrics_size": len(lines.encode()), "best_score": best_score}
-    with open_checkpoints(workdir / "checkpoints", 1) as checkpoints:
-        save(checkpoints, int(state.num_updates), state, host)
-    write_text(workdir / METRICS, lines)
-    write_config(workdir, config)
+    with (
+        hold_folder(workdir),  # raises an error if it is in use
+        tempfile.TemporaryDirectory(dir=workdir.parent, prefix=f".{workdir.name}-") as folder,
+    ):
+        new, old = Path(folder) / "new", Path(folder) / "old"
+        new.mkdir()
+        with open_checkpoints(new / "checkpoints", 1) as checkpoints:
+            save(checkpoints, int(state.num_updates), state, host)
+        write_text(new / METRICS, lines)
+        write_config(new, config)
+        workdir.rename(old)
+        new.rename(workdir)
 
 
 def load_policy(

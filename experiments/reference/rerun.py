@@ -9,11 +9,9 @@ contains the preset, seeds, env steps, times, machine, every number of every see
 training curves. The policies of the first seed are stored too (`wdjax eval reference:ROW`).
 """
 
-import functools
 import importlib.metadata
 import os
 import textwrap
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,9 @@ from wdjax.drawing.figures import COLORS, count_env_steps, name_panel
 from wdjax.experiments.benchmarks.timing import Parser, machine
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
+from wdjax.experiments.reference.seeds import train_together
 from wdjax.experiments.report.curves import Curve, draw_curve
 from wdjax.train import Learner, TrainState, load_config, make_learner, preset_path
-from wdjax.train.host.programs import compile_lowered, compiler_options
 from wdjax.train.learner.saved import save_learned
 from wdjax.yaml_reader import read_yaml
 
@@ -152,20 +150,10 @@ def train_seeds(
         ((trained state, metrics [num_updates]) of each run, numbers to store: env steps, seconds,
         machine and versions).
     """
-    num_updates = learner.config.num_updates
-    states = jax.block_until_ready(jax.vmap(learner.init)(keys))
-    program = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=num_updates)))
-    start = time.perf_counter()
-    options = compiler_options(learner.setup, alone=False)
-    compiled = compile_lowered(program.lower(states), options)
-    compile_seconds = time.perf_counter() - start
-    start = time.perf_counter()
-    states, metrics = jax.block_until_ready(compiled(states))
-    seconds = time.perf_counter() - start
-    trained = states, jax.device_get(metrics)
-    runs = [jax.tree.map(lambda leaf, i=i: leaf[i], trained) for i in range(len(keys))]
+    *trained, compile_seconds, seconds = train_together(learner, keys)
+    runs = [jax.tree.map(lambda leaf, i=i: leaf[i], tuple(trained)) for i in range(len(keys))]
     return runs, {
-        "env_steps_per_seed": num_updates * learner.config.env_steps_per_update,
+        "env_steps_per_seed": learner.config.num_updates * learner.config.env_steps_per_update,
         "seconds": round(seconds, 1),
         "compile_seconds": round(compile_seconds, 1),
         "machine": f"{machine()}, {os.cpu_count()} CPU cores",

@@ -1,7 +1,5 @@
 """Train wdjax on a task: all seeds as one vmapped program, then evaluate each seed."""
 
-import functools
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +9,8 @@ import numpy as np
 
 from wdjax.experiments.reference.peers.programs import GREEDY, RETURN, SAMPLED, TRAINING, WON, Ours
 from wdjax.experiments.reference.peers.theirs import curve_of, last_mean
+from wdjax.experiments.reference.seeds import train_together
 from wdjax.train import Learner, TrainConfig, TrainState, evaluate, load_config, make_learner
-from wdjax.train.host.programs import compile_lowered, compiler_options
 
 EPISODES = 512  # per evaluation and seed
 EVALUATION = 1  # folded into the key of a seed
@@ -36,18 +34,9 @@ def run_ours(
         changes: changed fields of the configuration, for small runs.
     """
     learner = make_learner(make_config(program, env_steps, changes))
-    num_updates = learner.config.num_updates
     keys = jax.vmap(jax.random.key)(jnp.array(seeds))
-    states = jax.block_until_ready(jax.vmap(learner.init)(keys))
-    start = time.perf_counter()
-    run = jax.jit(jax.vmap(functools.partial(learner.run, num_updates=num_updates)))
-    options = compiler_options(learner.setup, alone=False)
-    compiled = compile_lowered(run.lower(states), options)
-    compile_seconds = time.perf_counter() - start
-    start = time.perf_counter()
-    states, metrics = jax.block_until_ready(compiled(states))
-    run_seconds = time.perf_counter() - start
-    returns = [np.asarray(metrics[f"{name}/episode_return"]) for name in program.policies]
+    states, metrics, compile_seconds, run_seconds = train_together(learner, keys)
+    returns = [metrics[f"{name}/episode_return"] for name in program.policies]
     trained = np.sum(returns, axis=0)  # [seeds, updates]
     scores: dict[str, dict[str, list[float]]] = {RETURN: {TRAINING: last_mean(trained).tolist()}}
     for seed in range(len(seeds)):
@@ -59,7 +48,7 @@ def run_ours(
     return {
         "scores": scores,
         "curve": curve_of(trained),
-        "trained_env_steps": num_updates * learner.config.env_steps_per_update,
+        "trained_env_steps": learner.config.num_updates * learner.config.env_steps_per_update,
         "compile_seconds": compile_seconds,
         "run_seconds": run_seconds,
     }

@@ -1,11 +1,13 @@
 """The learner's functions: runs in parts, no state, no donation, no recompilation, metrics."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from probes import FALLING, SignalParams, tiny_config, tiny_policy
 
 from wdjax.train import (
@@ -130,6 +132,17 @@ def test_save_run_refuses_other_objects_before_it_replaces_a_run(learner, state,
     with pytest.raises(TypeError, match="must be a TrainState, from"):
         save_run(tmp_path / "run", learner.config, state.policies)
     assert load_run(tmp_path / "run")[1].num_updates == state.num_updates
+
+
+def test_a_run_survives_when_save_run_fails(learner, state, tmp_path):
+    save_run(tmp_path / "run", learner.config, state)
+    unwritable = dataclasses.replace(learner.config, env_params={"level": object()})
+    with pytest.raises(TypeError):
+        save_run(tmp_path / "run", learner.config, state, [{"updates": object()}])
+    with pytest.raises(yaml.YAMLError, match="object"):  # after the checkpoint was written
+        save_run(tmp_path / "run", unwritable, state)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert int(load_run(tmp_path / "run")[1].num_updates) == int(state.num_updates)
 
 
 def test_save_run_replaces_only_runs_that_do_not_train(learner, state, tmp_path):
