@@ -37,7 +37,7 @@ def fast(quick_compile):  # compilation takes most of the time
 
 @pytest.fixture
 def library():
-    """Skip if Jumanji, or requests, which it needs but does not declare, is not installed."""
+    """Skip if Jumanji, or one of its dependencies, is not installed."""
     return pytest.importorskip("jumanji", exc_type=ImportError)
 
 

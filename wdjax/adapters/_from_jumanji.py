@@ -159,8 +159,9 @@ def from_jumanji(env: Any, fields: Sequence[str] | None = None) -> tuple[Jumanji
 
     Episode ends: an agent terminates when its discount is 0, in Connector also before the others.
     Its rewards are then 0, and its actions are replaced by 0. The last step truncates agents with
-    another discount, which only LevelBasedForaging uses: the other games end at their time limit
-    with a discount of 0, which is a termination. Their observations include the time.
+    another discount, which LevelBasedForaging uses, and Connector since Jumanji 1.1.2: the other
+    games end at their time limit with a discount of 0, which is a termination. Their observations
+    include the time.
 
     Info: each number in Jumanji's extras, as its change in this step. The sum over an episode is
     the last value.

@@ -23,7 +23,7 @@ charts. The checkouts are in a folder `peers`:
 
 ```sh
 {checkouts}
-pip install distrax flashbax gymnax jaxmarl jumanji requests
+pip install distrax flashbax gymnax jaxmarl jumanji
 ```
 
 * **Return**: summed over agents, mean over seeds with a 95 % bootstrap interval over seeds.
