@@ -239,27 +239,20 @@ def from_jaxmarl(
         env, params = wdjax.adapters.from_jaxmarl(MyEnv())
         wdjax.register("mine", env)  # for presets, the command line and resuming
         env, params = wdjax.make("jaxmarl:MPE_simple_tag_v3", num_adversaries=5)  # by name
-        env, params = wdjax.make("jaxmarl:HeuristicEnemySMAX", scenario="3m")
-
-    The adapter calls `reset` and `step_env`, never the auto-resetting `step`.
+        env, params = wdjax.adapters.from_jaxmarl(socialjax.make("clean_up"))
 
     Groups: agents form a group if their spaces are equal and their names differ only in a final
-    number: adversary_0 to adversary_2 form the group "adversary", and agent_0 another one (one
-    policy can control both: `agents: [adversary, agent]`). Agents with the same name but different
-    spaces are split, and each part is named after its first agent ("agent_0", "agent_3"). Agents
-    with numbers as names form the group "agent". Groups and agents keep the order of JaxMARL.
+    number, as adversary_0 to adversary_2. Agents with the same name but different spaces are split,
+    and each part is named after its first agent ("agent_0", "agent_3"). Agents with numbers as
+    names form the group "agent". Groups and agents keep the order of JaxMARL.
 
-    Arrays: `reset` and `step_env` may return a tuple, or arrays with all agents on their leading
-    axis, for observations, rewards and dones (storm, and the games of SocialJax). Agents may be
-    numbers; `step_env` then receives a list of actions, in the order of `env.agents`.
-
-        env, params = wdjax.adapters.from_jaxmarl(socialjax.make("clean_up"))
-        env, params = wdjax.make("jaxmarl:storm", num_agents=4)
+    Arrays: `reset` and `step_env`, which the adapter calls, may return a tuple, or arrays with all
+    agents on their leading axis, for observations, rewards and dones (storm, and the games of
+    SocialJax). If agents are numbers, `step_env` receives a list of actions, as in `env.agents`.
 
     Episode ends: JaxMARL has a single `done`, which includes time limits. It becomes `terminated`,
-    and `__all__` terminates every agent. A time limit is then a termination, and returns do not
-    bootstrap from the last observation. To avoid this, set a high limit (`max_steps`, if the
-    environment has it) or include the time in the observations.
+    and `__all__` terminates every agent. To avoid this at time limits, set a high one (`max_steps`,
+    if the environment has it) or include the time in the observations.
 
     Credit: with "agent", an agent's episode ends when the agent is done. From then on its reward is
     0, even if JaxMARL pays it a share of the team's reward (SMAX), and its action is replaced by 0.
@@ -275,8 +268,7 @@ def from_jaxmarl(
     actions (`get_avail_actions`, in Hanabi `get_legal_moves`), one flag per action.
 
     Args:
-        env: a JaxMARL or SocialJax environment, or one with `agents`, `reset`, `step_env`,
-            `observation_space` and `action_space`.
+        env: a JaxMARL or SocialJax environment, or one with the same methods.
         credit: "agent" or "team", see above. None: "agent", with a warning for environments that
             are known to pay dead agents.
 
@@ -295,10 +287,9 @@ def from_jaxmarl(
     foreign.require_environment(env, "JaxMARL", ("agents", "reset", "step_env"))
     if credit is None and any("SMAX" in cls.__name__ for cls in type(env).__mro__):
         warnings.warn(
-            f"credit is not set: {type(env).__name__} pays dead agents a share of the team's "
-            "reward, "
-            "and credit='agent' drops it. Set credit='team' for the returns of JaxMARL, or "
-            "credit='agent' to silence this warning.",
+            f"credit is not set: {type(env).__name__} pays dead agents a share of the reward of "
+            "the team, and credit='agent' drops it. Set credit='team' for the returns of JaxMARL, "
+            "or credit='agent' to silence this warning.",
             stacklevel=2,
         )
     adapted = JaxMARLEnv(env, credit or "agent")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from wdjax.experiments.over_seeds import interval_of_mean, plain_mean
+from wdjax.experiments.reference.peers.parts import COMMITS, URLS
 from wdjax.experiments.reference.peers.programs import RETURN, WON, Ours, Published, Task, Theirs
-from wdjax.experiments.reference.peers.tasks import COMMITS, TASKS, URLS
+from wdjax.experiments.reference.peers.tasks import TASKS
 from wdjax.yaml_reader import read_yaml
 
 Entry = Mapping[str, Any]
@@ -38,7 +39,7 @@ pip install distrax flashbax gymnax jaxmarl jumanji
   same machine.
 * **Changes to the scripts**: they return the metrics of every seed and do not call wandb, which
   makes them faster, and they run with gymnax 1.0, which reports time limits separately.
-  `experiments/reference/peers/tasks.py` contains the changes and the configurations of wdjax.
+  `experiments/reference/peers/*_tasks.py` contain the changes and the configurations of wdjax.
 """
 TABLE = """
 | Task | Measure | wdjax | Theirs | Seconds, wdjax / theirs | Ratio |

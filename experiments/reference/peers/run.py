@@ -24,8 +24,9 @@ import yaml
 from wdjax.checks import require, require_known
 from wdjax.experiments.benchmarks.timing import Parser, in_new_process, machine
 from wdjax.experiments.reference.peers.page import write_page
+from wdjax.experiments.reference.peers.parts import COMMITS
 from wdjax.experiments.reference.peers.programs import Published, Theirs
-from wdjax.experiments.reference.peers.tasks import COMMITS, TASKS
+from wdjax.experiments.reference.peers.tasks import TASKS
 from wdjax.version import __version__
 
 FOLDER = Path(__file__).parent
