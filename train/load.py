@@ -247,9 +247,8 @@ def save_run(
         require(isinstance(value, kind), name, type(value).__name__, allowed, TypeError)
     workdir = Path(workdir).resolve()
     is_run = make_folder(workdir, RUN, resume=True)
-    if not is_run and any(
-        path.name != METRICS for path in workdir.iterdir()
-    ):  # by a killed process
+    others = [path for path in workdir.iterdir() if path.name != METRICS]  # by a killed process
+    if others and not is_run:
         raise FileExistsError(f"{workdir} contains other files. Use another workdir.")
     lines = "".join(json.dumps(row) + "\n" for row in metrics)
     host: HostData = {"metrics_size": len(lines.encode()), "best_score": best_score}

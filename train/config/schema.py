@@ -28,8 +28,8 @@ class NetworkConfig:
     layer_norm: bool = static(False, read=True)
     """Normalize the inputs of each activation over the layer (layer normalization)."""
     shared_trunk: bool = static(False, read=True)
-    """Share encoder, hidden layers and memory between the action and value heads. MAPPO, PQN, DDPG
-    and SAC do not use it."""
+    """Share encoder, hidden layers and memory between the action and value heads. Built-in
+    algorithms other than A2C and PPO do not use it."""
     recurrent_size: int = static(0, read=True, allowed="at least 0 (0: feed-forward), below 2**31")
     """Width of the recurrent memory between the hidden layers and the heads. 0: no memory, a
     feed-forward policy."""
@@ -70,8 +70,9 @@ class PolicyConfig:
     algorithm: str = static("PPO", code=True)
     """A2C: one gradient step on the whole rollout. PPO: epochs of minibatches with a clipped ratio.
     MAPPO: PPO with a central critic for all agents of the policy or team. PQN: Q-learning from
-    rollouts. DDPG and SAC: off-policy, from a replay buffer. Or a custom algorithm: a name
-    registered by `register_algorithm`, or "package.module:Class"."""
+    rollouts. DQN: Q-learning from a replay buffer. VDN and QMIX: DQN on the value of a team. DDPG
+    and SAC: continuous actions, from a replay buffer. Or a custom algorithm: a name registered by
+    `register_algorithm`, or "package.module:Class"."""
     trainable: bool = True
     """Update the policy. false: it acts with fixed parameters."""
     checkpoint: str = ""

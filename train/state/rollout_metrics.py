@@ -66,6 +66,14 @@ PQN:
     q_mean                        mean of Q(obs, action); with mixer "sum", of the sums
     epsilon                       in this update
 
+DQN, VDN and QMIX; metrics of steps are NaN until the buffer contains `warmup` transitions:
+
+    loss                          mean of (Q - target)^2 / 2; VDN and QMIX: Q is the team's
+    q_mean, target_mean           Q, and its target
+    grad_norm                     global norm of the gradient before clipping
+    buffer_rows                   transitions in the replay buffer
+    epsilon                       in this update
+
 DDPG and SAC; metrics of steps are NaN until the buffer contains `warmup` transitions:
 
     action_mean, action_min/i, action_max/i                    actions as passed to the environment
