@@ -247,7 +247,7 @@ def save_run(
         require(isinstance(value, kind), name, type(value).__name__, allowed, TypeError)
     workdir = Path(workdir).resolve()
     is_run = make_folder(workdir, RUN, resume=True)
-    others = [path for path in workdir.iterdir() if path.name != METRICS]  # by a killed process
+    others = [path for path in workdir.iterdir() if path.name != METRICS]  # a killed save leaves it
     if others and not is_run:
         raise FileExistsError(f"{workdir} contains other files. Use another workdir.")
     lines = "".join(json.dumps(row) + "\n" for row in metrics)
