@@ -250,15 +250,46 @@ def gather(rng: np.random.Generator, dtype: str, index: str | None = None) -> Ca
 
 
 def scatter(rng: np.random.Generator, dtype: str) -> Case:
-    """Make a scatter at constant indices, some out of bounds."""
+    """Make a scatter at constant or traced indices, some out of bounds."""
     x, new = numbers(rng, dtype, (5,)), numbers(rng, dtype, (3,))
     places, mode = rng.permutation(14)[:3] - 5, pick(rng, ("drop", "clip"))
     targets = np.where(places < 0, places + 5, places)
     places = places[
         np.unique(targets.clip(0, 4) if mode == "clip" else targets, return_index=True)[1]
     ]  # the order of duplicates is undefined
-    put = lambda x, new: x.at[places].set(new, mode=mode)  # noqa: E731
-    return Case(f"scatter {dtype} {mode} at {places.tolist()}", put, (x, new[:, : len(places)]))
+    new = new[:, : len(places)]
+    number = dtype in KINDS["i"] + KINDS["u"] + KINDS["f"]
+    function = pick(rng, ("set", "add", "min", "max")) if number else "set"
+    name = f"scatter {function} {dtype} {mode} at {places.tolist()}"
+
+    put = lambda x, new, places: getattr(x.at[places], function)(new, mode=mode)  # noqa: E731
+    if rng.random() < 0.5:
+        return Case(name, lambda x, new: put(x, new, places), (x, new))
+    return Case(f"{name}, traced", put, (x, new, np.tile(places.astype(np.int32), (N, 1))))
+
+
+def scatter_in_rows(rng: np.random.Generator, dtype: str) -> Case:
+    """Make a scatter with one known and one traced index, as in a loop under `vmap`."""
+    x, new = numbers(rng, dtype, (3, 4)), numbers(rng, dtype, (3,))
+    places = rng.integers(-5, 6, (N, 3)).astype(np.int32)
+    by_row = jax.vmap(lambda row, place, number: row.at[place].set(number))
+    by_pair = lambda x, places, new: x.at[np.arange(3), places].set(new)  # noqa: E731
+    window = lambda x, places, new: x.at[:, places[0]].set(new)  # noqa: E731
+    name = pick(rng, ("row", "pair", "window"))
+    put = {"row": by_row, "pair": by_pair, "window": window}[name]
+    return Case(f"scatter by {name} {dtype} at {places[0].tolist()}", put, (x, places, new))
+
+
+def gather_in_rows(rng: np.random.Generator, dtype: str) -> Case:
+    """Make a gather with two traced indices, or with one known and one traced index."""
+    x = numbers(rng, dtype, (3, 4))
+    places = rng.integers(-5, 6, (N, 3)).astype(np.int32)
+    mode = pick(rng, ("fill", "clip"))
+    by_row = jax.vmap(lambda row, place: row.at[place].get(mode=mode))
+    by_pair = lambda x, places: x.at[places, places[::-1]].get(mode=mode)  # noqa: E731
+    name = pick(rng, ("row", "pair"))
+    get = {"row": by_row, "pair": by_pair}[name]
+    return Case(f"gather by {name} {dtype} {mode} at {places[0].tolist()}", get, (x, places))
 
 
 def slices(rng: np.random.Generator, dtype: str) -> Case:
@@ -318,5 +349,6 @@ TABLES = {
     running: RUNNING,
 }  # make(rng, name, dtype, shape)
 MAKERS = (  # make(rng, dtype)
-    convert, clamp, choice, product, arg, move, gather, scatter, slices, branches, loop, chain,
+    convert, clamp, choice, product, arg, move, gather, gather_in_rows, scatter, scatter_in_rows,
+    slices, branches, loop, chain,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from cards import lowered
 from wdjax.branches import when_any
 from wdjax.kernels import elementwise
 from wdjax.kernels.jaxpr import MAX_UNROLL, evaluate_closed
-from wdjax.kernels.lanes import array_of
+from wdjax.kernels.lanes import array_of, limited
 from wdjax.kernels.scan import LANES
 from wdjax.kernels.threefry import Key
 from wdjax.replicas import scan_replicas, scan_replicas_kernel, why_no_kernel
@@ -90,6 +90,8 @@ DRAWS = {
     ),
     "bits": lambda key: jax.random.bits(key),
     "bits_of_a_shape": lambda key: jax.random.bits(key, (2, 3)),
+    "many_bits": lambda key: jax.random.bits(key, (3, 3)),
+    "many_splits": lambda key: jax.random.split(jax.random.split(key, 3)[1], 9),
     "bytes": lambda key: jax.random.bits(key, (5,), "uint8"),
     "halves": lambda key: jax.random.bits(key, (5,), "uint16"),
     "randint": lambda key: jax.random.randint(key, (2, 2), -3, 11),
@@ -284,10 +286,17 @@ def test_platform_dependent_uses_its_default():
         by_scalar(functools.partial(jax.lax.platform_dependent, cuda=jnp.negative, cpu=jnp.sin), X)
 
 
+def test_operations_can_be_limited():
+    x = X[:, 0]
+    with limited(20):
+        assert by_scalar(lambda x: x[0] + x[1], x) is not None
+    with limited(2), pytest.raises(NotImplementedError, match="too many operations"):
+        by_scalar(lambda x: x * x * x, x)
+
+
 REFUSED = {
     "sort": lambda x: jnp.sort(x),
     "while": lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 3, lambda y: y + 1, x),
-    "gather": lambda x: x[jnp.argmax(x, 0), jnp.arange(3)],
     "scan": lambda x: jax.lax.fori_loop(0, MAX_UNROLL + 1, lambda i, y: y + i, x),
     "pure_callback": lambda x: jax.pure_callback(np.sin, x, x),
     "shape \\(40, 40\\)": lambda x: x[0, 0] + jnp.zeros((40, 40)),

@@ -2,7 +2,7 @@
 
 from wdjax.kernels.backend import on_cpu
 from wdjax.train.fast.cpu import Cpu
-from wdjax.train.fast.cuda import Cuda
+from wdjax.train.fast.cuda import NO_KERNELS, Cuda
 from wdjax.train.kernels.layers import shape_of
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.policy import Policy
@@ -29,5 +29,5 @@ def policy_engine(policy: Policy, kernels: bool) -> Engine:
     engine, has_kernels = engine_class(kernels), policy.algorithm.has_kernels
     shape = shape_of(policy) if has_kernels else f"{policy.config.algorithm} has no kernels"
     if isinstance(shape, str):
-        return engine(None, shape)
-    return engine(shape) if kernels else engine(None, "kernels: false")
+        return engine(None, shape if kernels else NO_KERNELS)
+    return engine(shape) if kernels else engine(None, NO_KERNELS)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.kernels import recurrence
 from wdjax.kernels.support import decide, why_not_lowered
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel
@@ -24,6 +25,7 @@ from wdjax.train.kernels.layers import (
     towers_of,
     transposed,
     why_plain,
+    why_unused,
 )
 from wdjax.train.kernels.loss import is_custom, rows_of, study
 from wdjax.train.kernels.rollout import WHOLE, play_replicas, why_by_scan
@@ -34,6 +36,9 @@ from wdjax.train.state.flat import named
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState
+
+NO_KERNELS = "kernels: false"
+"""the reason for having no kernels by configuration"""
 
 
 class ByKernel(struct.PyTreeNode):
@@ -86,8 +91,8 @@ class Cuda(PackedEngine):
     ) -> tuple[Params, Means]:
         if not is_built_in(policy, evaluate):  # kernels compute the built-in actor-critic
             decide(f"learning of {policy.name}", why_plain(policy) or "its evaluate is custom")
-            return super().sum_gradient(loss, policy, state, hypers, batch, evaluate)
-        simple = functools.partial(super().sum_gradient, loss, policy)
+            return self.plain_gradient(loss, policy, state, hypers, batch, evaluate)
+        simple = functools.partial(self.plain_gradient, loss, policy)
         by_kernel = functools.partial(kernel_gradient, loss, policy)
         why = why_plain(policy)
         if why is None and not reaches(self.shape, batch.valid.size):
@@ -99,6 +104,12 @@ class Cuda(PackedEngine):
         if not decide(f"learning of {policy.name}", why):
             return simple(state, hypers, batch)
         return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
+
+    def plain_gradient(self, loss: Loss, policy: Policy, *arguments: Any) -> tuple[Params, Means]:
+        """Compute `Engine.sum_gradient` in plain XLA, except for the unrolling of memories."""
+        has_kernels = self.reason != NO_KERNELS and why_unused() is None
+        with recurrence.fused_memories(policy.name if has_kernels else None):
+            return super().sum_gradient(loss, policy, *arguments)
 
     def apply_if(
         self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState

@@ -8,13 +8,14 @@ A preset names a memory in MEMORIES or "package.module:Class", and its width:
 `RecurrentMemory` documents the interface.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wdjax.kernels import recurrence
 from wdjax.kernels.backend import on_cpu
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
@@ -108,6 +109,7 @@ def _unroll_gated(
     start: chex.ArrayTree | None = None,
 ) -> jax.Array:
     """Advance T steps, see `RecurrentMemory.unroll`. A GPU does fewer operations per step."""
+    starts_empty = start is None
     # XLA fuses scalar zeros, not arrays of them
     start = jax.tree.map(lambda _: 0.0, carry) if start is None else start
     # the arrays of all steps do not fit into a CPU's caches; a subclass may have other equations
@@ -116,7 +118,9 @@ def _unroll_gated(
     inputs, layer = self.dense_i(xs), self.dense_h
     if layer.bias is not None:
         inputs += jnp.broadcast_to(layer.bias[...], inputs.shape)
-    return unroll(type(self).advance, layer.kernel[...], carry, inputs, restarts, start)
+    by_kernel = starts_empty and recurrence.is_chosen(self.hidden_features, inputs.shape)
+    kernel = layer.kernel[...]
+    return unroll(type(self).advance, by_kernel, kernel, carry, inputs, restarts, start)
 
 
 class GRU(nnx.GRUCell):
@@ -140,10 +144,12 @@ class GRU(nnx.GRUCell):
         return jnp.zeros((*shape, self.hidden_features), jnp.float32)
 
     @staticmethod
-    def advance(h: jax.Array, inputs: jax.Array, products: jax.Array) -> jax.Array:
-        """Return the next carry from the products of the input and of h with their kernels."""
-        x_r, x_z, x_n = jnp.split(inputs, 3, axis=-1)
-        h_r, h_z, h_n = jnp.split(products, 3, axis=-1)
+    def advance(
+        h: jax.Array, inputs: Sequence[jax.Array], products: Sequence[jax.Array]
+    ) -> jax.Array:
+        """Return the next carry from the gates of the products with the input and with h."""
+        x_r, x_z, x_n = inputs
+        h_r, h_z, h_n = products
         reset, keep = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
         return (1.0 - keep) * jnp.tanh(x_n + reset * h_n) + keep * h
 
@@ -173,10 +179,12 @@ class LSTM(nnx.OptimizedLSTMCell):
 
     @staticmethod
     def advance(
-        carry: tuple[jax.Array, jax.Array], inputs: jax.Array, products: jax.Array
+        carry: tuple[jax.Array, jax.Array],
+        inputs: Sequence[jax.Array],
+        products: Sequence[jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the next carry from the products of the input and of h with their kernels."""
-        into, forget, candidate, out = jnp.split(inputs + products, 4, axis=-1)
+        """Return the next carry from the gates of the products with the input and with h."""
+        into, forget, candidate, out = map(jnp.add, inputs, products)
         c = jax.nn.sigmoid(forget) * carry[0] + jax.nn.sigmoid(into) * jnp.tanh(candidate)
         return c, jax.nn.sigmoid(out) * jnp.tanh(c)
 

@@ -6,7 +6,8 @@ and of the hidden state h (the last leaf of the carry):
     carry' = advance(carry, x W_x + b, h W_h)
 
 The products with W_x are computed for all steps at once before the loop, and the gradient of W_h
-after the loop of the backward pass. Each loop contains one product per step.
+after the loop of the backward pass. Each loop contains one product per step. On NVIDIA GPUs, each
+loop can be one kernel (wdjax/kernels/recurrence.py).
 """
 
 import functools
@@ -16,13 +17,17 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from wdjax.kernels import recurrence
+from wdjax.kernels.backend import cuda_or_default
+
 UNROLL = 8
 """steps per iteration of a loop on a GPU: 1.5 times as fast as one; 16 take longer to compile"""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def unroll(
     advance: Callable[..., chex.ArrayTree],
+    by_kernel: bool,
     kernel: jax.Array,
     carry: chex.ArrayTree,
     inputs: jax.Array,
@@ -32,18 +37,21 @@ def unroll(
     """Return the hidden states of a gated memory, [T, M, size].
 
     Args:
-        advance: advance(carry, input [M, gates], h @ kernel [M, gates]) -> next carry.
-        kernel: [size, gates].
-        carry: before the first step, leaves [M, ...].
-        inputs: [T, M, gates].
+        advance: advance(carry, gates of the input, gates of h @ kernel) -> next carry. Gates are
+            lists of [M, size].
+        by_kernel: whether kernels unroll the memory on NVIDIA GPUs; `start` must then be zeros.
+        kernel: [size, gates * size].
+        carry: before the first step, leaves [M, size].
+        inputs: [T, M, gates * size].
         restarts: [T, M] bool, an episode starts with this step, from the carry `start`.
-        start: leaves [M, ...] or (), constant: it has no gradient.
+        start: leaves [M, size] or (), constant: it has no gradient.
     """
-    return _forward(advance, kernel, carry, inputs, restarts, start)[0]
+    return _forward(advance, by_kernel, kernel, carry, inputs, restarts, start)[0]
 
 
 def _forward(
     advance: Callable[..., chex.ArrayTree],
+    by_kernel: bool,
     kernel: jax.Array,
     carry: chex.ArrayTree,
     inputs: jax.Array,
@@ -52,41 +60,95 @@ def _forward(
 ) -> tuple[jax.Array, tuple]:
     """Return (hidden states, what `_backward` needs)."""
 
-    def step(
-        carry: chex.ArrayTree, row: tuple[jax.Array, jax.Array]
-    ) -> tuple[chex.ArrayTree, tuple[jax.Array, chex.ArrayTree, jax.Array]]:
-        given, restart = row
-        before = _where(restart, start, carry)
-        product = _hidden(before) @ kernel
-        carry = advance(before, given, product)
-        return carry, (_hidden(carry), before, product)
+    def plain(
+        kernel: jax.Array, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
+    ) -> chex.ArrayTree:
+        def step(
+            carry: chex.ArrayTree, row: tuple[jax.Array, jax.Array]
+        ) -> tuple[chex.ArrayTree, chex.ArrayTree]:
+            given, restart = row
+            before = _where(restart, start, carry)
+            product = _hidden(before) @ kernel
+            carry = advance(before, _gates(given, kernel), _gates(product, kernel))
+            return carry, carry
 
-    _, (hidden, before, products) = jax.lax.scan(step, carry, (inputs, restarts), unroll=UNROLL)
-    return hidden, (kernel, before, inputs, products, restarts)
+        return jax.lax.scan(step, carry, (inputs, restarts), unroll=UNROLL)[1]
+
+    def fused(
+        kernel: jax.Array, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
+    ) -> chex.ArrayTree:
+        leaves, structure = jax.tree.flatten(carry)
+        by_leaves = _of_leaves(advance, structure)
+        carries = recurrence.forward(by_leaves, kernel, leaves, inputs, restarts)
+        return jax.tree.unflatten(structure, carries)
+
+    operands = kernel, carry, inputs, restarts
+    carries = cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
+    return _hidden(carries), (kernel, carry, carries, inputs, restarts, start)
 
 
-def _backward(advance: Callable[..., chex.ArrayTree], saved: tuple, d_hidden: jax.Array) -> tuple:
+def _backward(
+    advance: Callable[..., chex.ArrayTree], by_kernel: bool, saved: tuple, d_hidden: jax.Array
+) -> tuple:
     """Return the gradients with respect to (kernel, carry, inputs, restarts, start)."""
-    kernel, before, inputs, products, restarts = saved
+    kernel, carry, carries, inputs, restarts, start = saved
 
-    def step(
-        d_carry: chex.ArrayTree, row: tuple
-    ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
-        d_hidden, restart, *given = row
-        pull = jax.vjp(advance, *given)[1]
-        d_before, d_input, d_product = pull(_add_to_hidden(d_carry, d_hidden))
-        d_before = _add_to_hidden(d_before, d_product @ kernel.T)
-        zeros = jax.tree.map(lambda _: 0.0, d_before)
-        return _where(restart, zeros, d_before), (d_input, d_product)
+    def plain(kernel: jax.Array, *rows: chex.ArrayTree) -> tuple:
+        def step(
+            d_carry: chex.ArrayTree, row: tuple
+        ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
+            *given, restart, d_hidden = row
 
-    rows = (d_hidden, restarts, before, inputs, products)
-    last = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), before)
-    d_carry, (d_inputs, d_products) = jax.lax.scan(step, last, rows, reverse=True, unroll=UNROLL)
+            def advanced(before: chex.ArrayTree, *parts: jax.Array) -> chex.ArrayTree:
+                return advance(before, *(_gates(part, kernel) for part in parts))
+
+            pull = jax.vjp(advanced, *given)[1]
+            d_before, d_input, d_product = pull(_add_to_hidden(d_carry, d_hidden))
+            d_before = _add_to_hidden(d_before, d_product @ kernel.T)
+            zeros = jax.tree.map(lambda _: 0.0, d_before)
+            return _where(restart, zeros, d_before), (d_input, d_product)
+
+        last = jax.tree.map(jnp.zeros_like, carry)
+        d_carry, rows = jax.lax.scan(step, last, rows, reverse=True, unroll=UNROLL)
+        return d_carry, *rows
+
+    def fused(kernel: jax.Array, before: chex.ArrayTree, *rows: jax.Array) -> tuple:
+        leaves, structure = jax.tree.flatten(before)
+        by_leaves, (inputs, products, restarts, d_hidden) = _of_leaves(advance, structure), rows
+        d_carry, *rest = recurrence.backward(
+            by_leaves, kernel, leaves, inputs, products, restarts, d_hidden
+        )
+        return jax.tree.unflatten(structure, d_carry), *rest
+
+    before = jax.tree.map(lambda one, rows: jnp.concatenate([one[None], rows[:-1]]), carry, carries)
+    before = jax.vmap(_where, (0, None, 0))(restarts, start, before)
+    operands = kernel, before, inputs, _hidden(before) @ kernel, restarts, d_hidden
+    d_carry, d_inputs, d_products = (
+        cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
+    )
     d_kernel = jnp.tensordot(_hidden(before), d_products, ((0, 1), (0, 1)))
     return d_kernel, d_carry, d_inputs, None, None
 
 
 unroll.defvjp(_forward, _backward)
+
+
+def _gates(values: jax.Array, kernel: jax.Array) -> list[jax.Array]:
+    """Split values of all gates, [..., gates * size]."""
+    return jnp.split(values, kernel.shape[1] // kernel.shape[0], axis=-1)
+
+
+def _of_leaves(
+    advance: Callable[..., chex.ArrayTree], structure: jax.tree_util.PyTreeDef
+) -> recurrence.Advance:
+    """Return `advance` for the leaves of a carry."""
+
+    def advance_leaves(
+        leaves: list[jax.Array], inputs: list[jax.Array], products: list[jax.Array]
+    ) -> list[jax.Array]:
+        return jax.tree.leaves(advance(jax.tree.unflatten(structure, leaves), inputs, products))
+
+    return advance_leaves
 
 
 def _hidden(carry: chex.ArrayTree) -> jax.Array:

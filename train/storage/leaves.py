@@ -20,6 +20,8 @@ RENAMED = {  # path of a leaf in a checkpoint of 0.2 -> path in this version
     r"^memory/([^/]+)/member$": r"opponents/blocks/\1/active",
     r"^memory/([^/]+)/since$": r"opponents/blocks/\1/since",
 }
+# leaves of 0.2 and 0.3 that are dropped: last observations in the states of adapted environments
+DROPPED = r"^replicas/(env_state|starts/1)/obs(/|$)"
 
 
 def by_place(tree: PyTree) -> dict[str, PyTree]:
@@ -39,7 +41,8 @@ def as_stored(tree: PyTree, target: TrainState, name: str, may_lack_hypers: bool
     """Return the leaves of a state in the tree of a checkpoint.
 
     orbax also stores the places of None, which may differ between versions of wdjax.
-    Hyperparameters that this version does not have are read and dropped; those that the checkpoint
+    Hyperparameters and observations (`DROPPED`) that this version does not have are read and
+    dropped; hyperparameters that the checkpoint
     does not have are left out (`configured_hypers`).
 
     Args:
@@ -54,7 +57,11 @@ def as_stored(tree: PyTree, target: TrainState, name: str, may_lack_hypers: bool
     own, held = by_place(target), [(renamed(place), leaf) for place, leaf in by_place(tree).items()]
     names = {place for place, _ in held}
     required = {place for place in own if not (may_lack_hypers and place.startswith("hypers/"))}
-    unknown = {place for place in names - own.keys() if not place.startswith("hypers/")}
+    unknown = {
+        place
+        for place in names - own.keys()
+        if not (place.startswith("hypers/") or re.match(DROPPED, place))
+    }
     other = sorted(required - names | unknown)
     if other:
         difference = "is missing" if other[0] in own else "is unexpected"

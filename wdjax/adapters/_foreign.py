@@ -23,10 +23,9 @@ NOT_SUMS = ("discount", "p", *RESERVED_INFO)
 
 @struct.dataclass
 class State:
-    """State of a wrapped environment. With groups, `obs` and `terminated` are dicts by group."""
+    """State of a wrapped environment. With groups, `terminated` is a dict by group."""
 
     inner: Any  # the library's state; constant once every agent has terminated
-    obs: Any  # the last observation; constant once every agent has terminated
     terminated: Any  # () bool, or [num_agents] bool for each group
     time: jax.Array  # () int32, steps since the reset
 
@@ -48,27 +47,26 @@ class ForeignEnv(Env):
         )
 
 
-def first_state(inner: Any, obs: Any, terminated: Any) -> State:
+def first_state(inner: Any, terminated: Any) -> State:
     """Return the initial state, with every leaf of `inner` an array.
 
     Arrays have a fixed dtype. A Python number would get another dtype in the first step.
     """
     inner = jax.tree.map(lambda leaf: _as_dtype(leaf, jnp.asarray(leaf).dtype), inner)
-    return State(inner, obs, terminated, jnp.int32(0))
+    return State(inner, terminated, jnp.int32(0))
 
 
 def next_state(
-    state: Any, inner: Any, obs: Any, reward: Any, ended: Any, info: Mapping[str, Any]
-) -> tuple[Any, Any, Any, Any, dict[str, jax.Array]]:
-    """Return a step's (obs, state, reward, terminated, info) by the rules of wdjax.
+    state: Any, inner: Any, reward: Any, ended: Any, info: Mapping[str, Any]
+) -> tuple[Any, Any, Any, dict[str, jax.Array]]:
+    """Return a step's (state, reward, terminated, info) by the rules of wdjax.
 
     Terminated agents stay terminated and receive a reward of 0. Once all agents have terminated,
-    state and observation no longer change.
+    the library's state no longer changes.
 
     Args:
         state: the `State` before the step, or one of a subclass.
         inner: the library's state after the step.
-        obs: the observation after the step.
         reward: the reward of the step.
         ended: bool, agents whose episode ended in this step.
         info: the library's info. Numeric scalars are kept, except those listed in `NOT_SUMS`.
@@ -79,7 +77,7 @@ def next_state(
     def keep(old, new) -> jax.Array:
         return jnp.where(over, old, _as_dtype(new, old.dtype))
 
-    obs, inner = jax.tree.map(keep, (state.obs, state.inner), (obs, inner))
+    inner = jax.tree.map(keep, state.inner, inner)
     terminated = jax.tree.map(jnp.logical_or, before, ended)
     reward = jax.tree.map(lambda was, values: jnp.where(was, 0.0, values), before, reward)
     scalars = {
@@ -91,8 +89,8 @@ def next_state(
         and value.dtype.kind in "biuf"
     }
     info = {name: jnp.where(over, jnp.zeros_like(value), value) for name, value in scalars.items()}
-    changes = {"inner": inner, "obs": obs, "terminated": terminated, "time": state.time + 1}
-    return obs, dataclasses.replace(state, **changes), reward, terminated, info
+    changes = {"inner": inner, "terminated": terminated, "time": state.time + 1}
+    return dataclasses.replace(state, **changes), reward, terminated, info
 
 
 def import_library(name: str) -> ModuleType:

@@ -44,17 +44,16 @@ class GymnaxEnv(ForeignEnv):
         with jax.numpy_rank_promotion("allow"):  # third-party code may rely on rank promotion
             obs, inner = self.inner.reset_env(key, params)
             obs = foreign.cast_obs(self._translate(params, obs), obs)
-        return obs, foreign.first_state(inner, obs, jnp.bool_(False))
+        return obs, foreign.first_state(inner, jnp.bool_(False))
 
     def step(self, key: jax.Array, state: State, action: Any, params: Any) -> StepResult:
+        action = jnp.where(state.terminated, jnp.zeros_like(action), action)
         with jax.numpy_rank_promotion("allow"):
             obs, inner, reward, ended, info = self.inner.step_env(key, state.inner, action, params)
             cut = self.inner.is_truncated(inner, params) if self.can_truncate else jnp.bool_(False)
             obs = foreign.cast_obs(self._translate(params, obs), obs)
         reward, ended = jnp.asarray(reward, jnp.float32), jnp.asarray(ended, bool)
-        obs, state, reward, terminated, info = foreign.next_state(
-            state, inner, obs, reward, ended, info
-        )
+        state, reward, terminated, info = foreign.next_state(state, inner, reward, ended, info)
         return obs, state, reward, terminated, jnp.asarray(cut, bool) & ~terminated, info
 
     def observation_space(self, params: Any) -> Space:
@@ -83,8 +82,8 @@ def from_gymnax(env: Any, params: Any = None) -> tuple[GymnaxEnv, Any]:
         env, params = wdjax.make("gymnax:CartPole-v1", max_steps_in_episode=200)  # by name
 
     The adapter calls `reset_env` and `step_env`, never the auto-resetting `step`. Dynamics,
-    observations, rewards and params are unchanged. After a termination, state and observation stay
-    constant and the reward is 0.
+    observations, rewards and params are unchanged. After a termination, the state stays constant,
+    the reward is 0 and observations have no meaning.
 
     Episode ends: with gymnax 1.0, the flag of `step_env` becomes `terminated` and `is_truncated`
     becomes `truncated`. With gymnax 0.0.9, or any environment without `is_truncated`, the single

@@ -45,6 +45,13 @@ class ShapedParams:
     """weight of the shaped rewards, which are added to the rewards; 0 leaves them out"""
 
 
+@struct.dataclass
+class JaxMARLState(State):
+    """State of a wrapped JaxMARL environment."""
+
+    masks: Any  # by group, the last action mask; None if no dead agent stays active
+
+
 @dataclasses.dataclass(frozen=True)
 class JaxMARLEnv(ForeignEnv):
     """A JaxMARL environment as a wdjax `Env`, made by `from_jaxmarl`."""
@@ -78,14 +85,17 @@ class JaxMARLEnv(ForeignEnv):
     def groups(self) -> Mapping[str, int]:
         return {name: len(group.agents) for name, group in self.members.items()}
 
-    def reset(self, key: jax.Array, params: Any) -> tuple[dict[str, Any], State]:
+    def reset(self, key: jax.Array, params: Any) -> tuple[dict[str, Any], JaxMARLState]:
         terminated = {name: jnp.zeros(size, bool) for name, size in self.groups.items()}
         with jax.numpy_rank_promotion("allow"):  # third-party code may rely on rank promotion
             obs, inner = self.inner.reset(key)
             obs = self._observe(obs, inner, terminated)
-        return obs, foreign.first_state(inner, obs, terminated)
+        first = foreign.first_state(inner, terminated)
+        return obs, JaxMARLState(**vars(first), masks=self._masks(obs))
 
-    def step(self, key: jax.Array, state: State, action: dict[str, Any], params: Any) -> StepResult:
+    def step(
+        self, key: jax.Array, state: JaxMARLState, action: dict[str, Any], params: Any
+    ) -> StepResult:
         # the dones of JaxMARL: with credit "team", some active agents are already done there
         before = state.terminated
         actions = {
@@ -107,9 +117,8 @@ class JaxMARLEnv(ForeignEnv):
             paid = {name: paid[name] + params.shaped_reward * shaped[name] for name in paid}
             total = sum(map(jnp.sum, shaped.values()))
             info = {**info, "shaped_reward": total}
-        obs, state, reward, terminated, info = foreign.next_state(
-            state, inner, obs, paid, ended, info
-        )
+        state = dataclasses.replace(state, masks=self._masks(obs))
+        state, reward, terminated, info = foreign.next_state(state, inner, paid, ended, info)
         if self.credit == "team":
             left, terminated = where_all(before), where_all(terminated)
             reward = jax.tree.map(lambda left, values: jnp.where(left, 0.0, values), left, paid)
@@ -160,7 +169,7 @@ class JaxMARLEnv(ForeignEnv):
     def global_state_space(self, params: Any) -> Box | None:
         return Box(-np.inf, np.inf, (self.world_size,)) if self.world_size else None
 
-    def global_state(self, state: State, params: Any) -> jax.Array:
+    def global_state(self, state: JaxMARLState, params: Any) -> jax.Array:
         with jax.numpy_rank_promotion("allow"):
             whole = cast(jax.Array, world_state(self.inner, state.inner))
             return jnp.ravel(whole).astype(jnp.float32)
@@ -182,13 +191,18 @@ class JaxMARLEnv(ForeignEnv):
                 observed[name][MASK] = jnp.where(dead[name][:, None], only, mask)
         return observed
 
-    def _no_op(self, state: State, name: str, i: int) -> jax.Array:
+    def _masks(self, obs: Mapping[str, Any]) -> dict[str, jax.Array] | None:
+        """Return the action masks of masked groups with credit "team"; None if there are none."""
+        masks = {name: obs[name][MASK] for name, group in self.members.items() if group.masked}
+        return masks if masks and self.credit == "team" else None
+
+    def _no_op(self, state: JaxMARLState, name: str, i: int) -> jax.Array:
         """Return the action of a dead agent: the first allowed one with credit "team", else 0."""
         group = self.members[name]
         zero = jnp.zeros(group.action_space.shape, group.action_space.dtype)
         if not group.masked or self.credit == "agent":
             return zero
-        first = first_allowed(state.obs[name][MASK][i], group.action_space.nvec)
+        first = first_allowed(state.masks[name][i], group.action_space.nvec)
         return first.reshape(zero.shape).astype(zero.dtype)
 
     def _in_order(self, actions: dict[Agent, jax.Array]) -> Any:

@@ -32,6 +32,7 @@ class Params:
 class JumanjiState(State):
     """State of a wrapped Jumanji environment."""
 
+    obs: Any  # the last observation
     extras: dict[str, jax.Array]  # numbers in the extras of the last time step
 
 
@@ -71,9 +72,9 @@ class JumanjiEnv(ForeignEnv):
             inner, timestep = self.inner.reset(jax.random.key_data(key))
             obs = self._grouped(self.agents.observe(self.inner, timestep.observation))
         terminated = self._grouped(self.agents.per_agent(False, bool))
-        first = foreign.first_state(inner, obs, terminated)
+        first = foreign.first_state(inner, terminated)
         zeros = jax.tree.map(jnp.zeros_like, numbers(timestep.extras))
-        return obs, JumanjiState(**vars(first), extras=zeros)
+        return obs, JumanjiState(**vars(first), obs=obs, extras=zeros)
 
     def step(self, key: jax.Array, state: JumanjiState, action: Any, params: Any) -> StepResult:
         (before,) = jax.tree.leaves(state.terminated)
@@ -91,10 +92,8 @@ class JumanjiEnv(ForeignEnv):
             for name, value in numbers(timestep.extras).items()
         }
         info = {name: value - state.extras[name] for name, value in extras.items()}
-        state = dataclasses.replace(state, extras=extras)
-        obs, state, reward, terminated, info = foreign.next_state(
-            state, inner, obs, reward, ended, info
-        )
+        state = dataclasses.replace(state, obs=obs, extras=extras)
+        state, reward, terminated, info = foreign.next_state(state, inner, reward, ended, info)
         truncated = jax.tree.map(lambda flags: timestep.last() & ~flags, terminated)
         return obs, state, reward, terminated, truncated, info
 

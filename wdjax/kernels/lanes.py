@@ -13,6 +13,7 @@ per distinct element, and at trace time for known elements.
 """
 
 import contextlib
+import contextvars
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ from wdjax.kernels.threefry import Key, check_key
 MAX_ELEMENTS = 1024  # elements of one array; each occupies a register
 
 Elements = np.ndarray  # dtype object
+
+_LEFT: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("left", default=None)
 
 
 @contextlib.contextmanager
@@ -46,6 +49,27 @@ def _host() -> jax.Device | None:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return None
+
+
+@contextlib.contextmanager
+def limited(operations: int | None) -> Iterator[None]:
+    """Raise NotImplementedError if more operations than this are traced inside this context.
+
+    Triton's compile time grows with their square.
+    """
+    token = _LEFT.set(None if operations is None else [operations])
+    try:
+        yield
+    finally:
+        _LEFT.reset(token)
+
+
+def _count_operation() -> None:
+    left = _LEFT.get()
+    if left is not None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise NotImplementedError("the rules need too many operations to compile quickly")
 
 
 def array_of(elements: Sequence[Any], shape: tuple[int, ...]) -> Elements:
@@ -98,6 +122,7 @@ def call(function: Callable, *elements: Any) -> Any:
             return jax.tree.map(
                 lambda out: np.asarray(out)[()], function(*map(jnp.asarray, elements))
             )
+    _count_operation()
     shape = np.broadcast_shapes(*(jnp.shape(element) for element in elements))
     return function(*(jnp.broadcast_to(element, shape) for element in elements))
 

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wdjax.kernels import threefry
+from wdjax.kernels import indexing, threefry
 from wdjax.kernels.elementwise import COMPUTED, HALVES, LOOKS, computed, maximum, minimum, select
 from wdjax.kernels.lanes import (
     Elements,
+    along_steps,
     array_of,
     call,
     call_each,
@@ -27,6 +28,8 @@ from wdjax.kernels.lanes import (
     is_known,
     known,
     now,
+    of_steps,
+    words_of,
 )
 from wdjax.kernels.threefry import Key
 
@@ -102,112 +105,6 @@ MOVES: dict[str, Callable[..., Any]] = {
 def _move(eqn: Any, *inputs: Elements) -> list[Elements]:
     moved = MOVES[eqn.primitive.name](*inputs, **eqn.params)
     return list(moved) if eqn.primitive.multiple_results else [moved]
-
-
-def _move_by_known_indices(eqn: Any, *inputs: Elements) -> list[Elements]:
-    """Evaluate a gather, pad or scatter with known indices at trace time, on element positions."""
-    name, params, aval = eqn.primitive.name, dict(eqn.params), eqn.outvars[0].aval
-    elements: list[Any] = []
-    operands = []
-    for i, (array, atom) in enumerate(zip(inputs, eqn.invars, strict=True)):
-        if i in MOVED_OPERANDS[name]:
-            operands.append(
-                np.arange(len(elements), len(elements) + array.size, dtype=np.int32).reshape(
-                    array.shape
-                )
-            )
-            elements.extend(array.ravel())
-        elif is_known(array):
-            operands.append(known(array, atom.aval.dtype))
-        else:
-            raise NotImplementedError(
-                f"{name}: kernels support only indices that are known at trace time"
-            )
-    # the operands are positions: append the fill value as one more element
-    if params.get("fill_value") is not None:
-        elements.append(fill_of(eqn))
-        params["fill_value"] = len(elements) - 1
-    with now():
-        moved = np.asarray(eqn.primitive.bind(*operands, **params))
-    return [array_of([elements[i] for i in moved.ravel()], aval.shape)]
-
-
-def fill_of(eqn: Any) -> Any:
-    """Return the value of a gather out of bounds."""
-    aval = eqn.outvars[0].aval
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        raise NotImplementedError("gather of keys out of bounds is not supported in kernels")
-    return np.asarray(eqn.params["fill_value"]).astype(aval.dtype)[()]
-
-
-MOVED_OPERANDS = {"gather": (0,), "pad": (0, 1), "scatter": (0, 2)}
-
-
-def _gather(eqn: Any, x: Elements, indices: Elements) -> list[Elements]:
-    """Evaluate a gather; an unknown index along one axis selects among all possible results."""
-    numbers = eqn.params["dimension_numbers"]
-    if is_known(indices) or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
-        return _move_by_known_indices(eqn, x, indices)
-    (axis,) = numbers.start_index_map
-    shape, last = eqn.outvars[0].aval.shape, x.shape[axis] - eqn.params["slice_sizes"][axis]
-    check_size("selection by an index", (last + 1, *shape))
-    index = np.expand_dims(as_place(indices[..., 0]), numbers.offset_dims)
-    fills = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
-    result: Any = np.broadcast_to(array_of([fill_of(eqn)], ()), shape) if fills else None
-    for i in range(last + 1):
-        (case,) = _move_by_known_indices(eqn, x, constant(np.full(indices.shape, i, np.int32)))
-
-        def is_here(s, i=i) -> Any:
-            return s == i if fills else s >= i
-
-        here = call_each(is_here, index.shape, index)
-        result = case if result is None else call_each(jnp.where, shape, here, case, result)
-    return [result]
-
-
-def as_place(index: Elements) -> Elements:
-    """Widen indices to 32 bits, because 8 bits cannot represent all positions."""
-    return call_each(
-        lambda s: s.astype(jnp.int32) if s.dtype.itemsize < 4 else s, index.shape, index
-    )
-
-
-def _dynamic_update_slice(
-    eqn: Any, x: Elements, update: Elements, *starts: Elements
-) -> list[Elements]:
-    def updated(window: tuple[slice, ...]) -> Elements:
-        copy = x.copy()
-        copy[window] = update
-        return copy
-
-    return [_at_start(x, starts, update.shape, updated)]
-
-
-def _at_start(x: Elements, starts: tuple, sizes: tuple, result_at: Callable) -> Elements:
-    """Return `result_at(window)` for the window at `starts`; unknown starts select among all.
-
-    Starts are clamped so that the window fits, as in XLA.
-    """
-    chosen: Any = None
-    possible, starts = [], tuple(map(as_place, starts))
-    for start, length, size in zip(starts, x.shape, sizes, strict=True):
-        last = length - size
-        first = start[()]
-        possible.append(
-            [min(max(int(first), 0), last)] if isinstance(first, np.generic) else range(last + 1)
-        )
-    check_size("selection of a slice", tuple(len(places) for places in possible))
-    for place in itertools.product(*possible):
-        result = result_at(tuple(slice(i, i + size) for i, size in zip(place, sizes, strict=True)))
-        if chosen is None:
-            chosen = result
-            continue
-        condition = np.bool_(True)
-        for i, start, places in zip(place, starts, possible, strict=True):
-            if len(places) > 1 and i > 0:  # starts are clamped to the first and the last
-                condition = call(jnp.logical_and, condition, call(lambda s, i=i: s >= i, start[()]))
-        chosen = call_each(jnp.where, result.shape, array_of([condition], ()), result, chosen)
-    return chosen
 
 
 # --- reductions ---
@@ -316,28 +213,53 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
 
 # --- random numbers ---
 
+MANY_HASHES = 6  # from this number on, hashes are computed in parallel lanes
 
-def _hash_counts(keys: Elements, shape: tuple[int, ...]) -> Elements:
-    """Hash every key with the counter of each position of `shape`: keys [*keys.shape, *shape]."""
+
+def _hash_counts(keys: Elements, shape: tuple[int, ...], result: Callable) -> Elements:
+    """Hash every key with the counter of each position of `shape`.
+
+    Args:
+        keys: keys.
+        shape: number of counters.
+        result: function of the two words of a hash.
+
+    Returns:
+        Results, [*keys.shape, *shape].
+    """
     check_size("an array of random numbers", keys.shape + shape)
     counts = [np.uint32(i) for i in range(int(np.prod(shape)))]
-    pairs = [
-        Key(*call(threefry.hash_2x32, *key, np.uint32(0), count))
+    if keys.size * len(counts) >= MANY_HASHES and not all(
+        isinstance(w, np.generic) for w in words_of([keys])
+    ):
+        return _hash_at_once(keys, len(counts), result).reshape(keys.shape + shape)
+    hashes = [
+        result(*call(threefry.hash_2x32, *key, np.uint32(0), count))
         for key in keys.ravel()
         for count in counts
     ]
-    return array_of(pairs, keys.shape + shape)
+    return array_of(hashes, keys.shape + shape)
+
+
+def _hash_at_once(keys: Elements, count: int, result: Callable) -> Elements:
+    """Hash keys with the counters 0 to `count` - 1 in parallel lanes: fewer operations."""
+    inner = max(jnp.ndim(word) for word in words_of([keys]))
+    key = along_steps(np.repeat(keys.ravel(), count), inner)[()]
+    size = keys.size * count
+    steps = jax.lax.broadcasted_iota(jnp.uint32, (1 << (size - 1).bit_length(), *[1] * inner), 0)
+    hashed = result(*call(threefry.hash_2x32, *key, np.uint32(0), steps % np.uint32(count)))
+    return of_steps(array_of([hashed], ()), inner, size)
 
 
 def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:
     (aval,) = (v.aval for v in eqn.outvars)
     if aval.dtype.itemsize > 4:
         raise NotImplementedError("random_bits of 64 bits is not supported in kernels")
-    words = [
-        call(lambda first, second: (first ^ second).astype(aval.dtype), *pair)
-        for pair in _hash_counts(keys, eqn.params["shape"]).ravel()
-    ]
-    return [array_of(words, aval.shape)]
+
+    def bits(first: Any, second: Any) -> Any:
+        return call(lambda first, second: (first ^ second).astype(aval.dtype), first, second)
+
+    return [_hash_counts(keys, eqn.params["shape"], bits)]
 
 
 def _random_fold_in(eqn: Any, keys: Elements, data: Elements) -> list[Elements]:
@@ -362,14 +284,9 @@ def _platform_index(eqn: Any) -> list[Elements]:
 RULES: dict[str, Callable] = {
     **dict.fromkeys(COMPUTED, _compute),
     **dict.fromkeys(MOVES, _move),
-    **dict.fromkeys(MOVED_OPERANDS, _move_by_known_indices),
+    **indexing.RULES,
     "select_n": _select_n,
-    "gather": _gather,
     "platform_index": _platform_index,
-    "dynamic_slice": lambda eqn, x, *starts: [
-        _at_start(x, starts, eqn.params["slice_sizes"], lambda window: x[window])
-    ],
-    "dynamic_update_slice": _dynamic_update_slice,
     "reduce_sum": _fold(jnp.add),
     "reduce_prod": _fold(jnp.multiply),
     "reduce_max": _fold(maximum),
@@ -384,7 +301,7 @@ RULES: dict[str, Callable] = {
     "cummax": _cumulate(maximum),
     "cummin": _cumulate(minimum),
     "dot_general": _dot_general,
-    "random_split": lambda eqn, keys: [_hash_counts(keys, eqn.params["shape"])],
+    "random_split": lambda eqn, keys: [_hash_counts(keys, eqn.params["shape"], Key)],
     "random_bits": _random_bits,
     "random_fold_in": _random_fold_in,
     "random_wrap": lambda eqn, data: [

@@ -18,7 +18,17 @@ from wdjax.kernels.elementwise import check_dtype
 from wdjax.kernels.jaxpr import evaluate, steps_at_once
 from wdjax.kernels.lanes import MAX_ELEMENTS, constant, with_words, words_of
 from wdjax.kernels.matrices import numbers_of
-from wdjax.kernels.words import from_words, load, store, to_words, words_shape
+from wdjax.kernels.words import (
+    by_dtype,
+    from_words,
+    group_shape,
+    load,
+    load_group,
+    store,
+    to_group,
+    to_words,
+    words_shape,
+)
 
 LANES = 32  # replicas per program, a power of two
 FEW_LANES = 8  # replicas per program with a network and few replicas: more and faster programs
@@ -56,36 +66,45 @@ def scan_kernel(
     """
     _require_supported(jaxpr, carry, length)
     num_carry, num_replicas = len(carry), carry[0].shape[0]
-    num_outputs = len(jaxpr.outvars) - num_carry
-    leading = [(num_replicas,)] * num_carry + [(length, num_replicas)] * num_outputs
-    written = [  # None for carry that the step does not change
-        None if i < num_carry and var is jaxpr.invars[i] else words_shape(var.aval, axes)
-        for i, (var, axes) in enumerate(zip(jaxpr.outvars, leading, strict=True))
-    ]
-    if all(shape is None for shape in written):
+    avals = [cast(Any, var.aval) for var in jaxpr.outvars]
+    changed = [i for i in range(num_carry) if jaxpr.outvars[i] is not jaxpr.invars[i]]
+    if not changed and len(avals) == num_carry:
         return list(carry)
+    groups = [[changed[i] for i in group] for group in by_dtype([avals[i] for i in changed])]
+    groups += [[i] for i in range(num_carry, len(avals))]
+    leading = {True: (num_replicas,), False: (length, num_replicas)}
     lanes, warps = _program_size(jaxpr, consts, num_replicas)
-    places: list[Any] = [None] * len(written)
+    places: list[Any] = [None] * len(groups)
     kernel = functools.partial(
         _kernel,
         jaxpr=jaxpr,
         consts=consts,
         num_carry=num_carry,
+        groups=groups,
         length=length,
         lanes=lanes,
         num_replicas=num_replicas,
         places=places,
     )
+    shapes = [
+        group_shape([avals[i] for i in group], num_replicas)
+        if group[0] < num_carry
+        else words_shape(avals[group[0]], (length, num_replicas))
+        for group in groups
+    ]
     grid = (pallas.cdiv(num_replicas, lanes),)
     run = pallas.call(
-        kernel, "scan_replicas", (written,), grid, warps, stages=1, interpret=interpret
+        kernel, "scan_replicas", (shapes,), grid, warps, stages=1, interpret=interpret
     )
-    (outputs,) = run([*map(_shared_words, consts)], _input_words(jaxpr, carry, xs))
-    stored = zip(outputs, jaxpr.outvars, leading, places, strict=True)
-    return [
-        carry[i] if words is None else from_words(words, var.aval, axes, rows)
-        for i, (words, var, axes, rows) in enumerate(stored)
-    ]
+    (outputs,) = run([*map(_shared_words, consts)], *_input_words(jaxpr, carry, xs))
+    leaves: list[Any] = [*carry, *[None] * (len(avals) - num_carry)]
+    for words, group, rows in zip(outputs, groups, places, strict=True):
+        axes = leading[group[0] < num_carry]
+        for i, leaf in zip(
+            group, from_words(words, [avals[i] for i in group], axes, rows), strict=True
+        ):
+            leaves[i] = leaf
+    return leaves
 
 
 def _require_supported(jaxpr: jex.core.Jaxpr, carry: Sequence[Any], length: int) -> None:
@@ -122,14 +141,17 @@ def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
 
 def _input_words(
     jaxpr: jex.core.Jaxpr, carry: Sequence[Any], xs: Sequence[Any]
-) -> list[jax.Array | None]:
-    """Return the inputs in memory; None for unread ones, as the key of a deterministic step."""
+) -> tuple[list[jax.Array], list[jax.Array | None]]:
+    """Return the carry, by dtype, and the inputs of the steps in memory.
+
+    Inputs that are not read, such as the key of a deterministic step, are None.
+    """
     atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
     read = {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
     x_vars = jaxpr.invars[len(carry) :]
-    return [
-        *(to_words(leaf, 1) for leaf in carry),
-        *(to_words(leaf, 2) if var in read else None for leaf, var in zip(xs, x_vars, strict=True)),
+    groups = by_dtype([var.aval for var in jaxpr.invars[: len(carry)]])
+    return [to_group([carry[i] for i in group]) for group in groups], [
+        to_words(leaf, 2) if var in read else None for leaf, var in zip(xs, x_vars, strict=True)
     ]
 
 
@@ -144,12 +166,14 @@ def _shared_words(value: Any) -> jax.Array | None:
 
 def _kernel(
     shared_refs: Sequence[Any],
-    input_refs: Sequence[Any],
+    carry_refs: Sequence[Any],
+    x_refs: Sequence[Any],
     output_refs: Sequence[Any],
     *,
     jaxpr: jex.core.Jaxpr,
     consts: Sequence[Any],
     num_carry: int,
+    groups: Sequence[Sequence[int]],
     length: int,
     lanes: int,
     num_replicas: int,
@@ -157,9 +181,10 @@ def _kernel(
 ) -> None:
     """Run all steps of the replicas of one program; `words` describes the memory layout.
 
-    The carry stays in registers from the first step to the last. References are None for arrays
-    that are not in memory, as in `_shared_words` and `_input_words`, and for unchanged carry.
-    `places` receives the result of `store` for each output.
+    The carry stays in registers from the first step to the last. `carry_refs` contains the carry by
+    dtype, and `output_refs` the arrays of `groups`: changed carry by dtype, then each output.
+    References are None for arrays that are not in memory, as in `_shared_words` and `_input_words`.
+    `places` receives the result of `store` for each of `groups`.
     """
     rows = pallas.program_id() * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
     # lanes beyond the last replica repeat it and write the same values
@@ -168,9 +193,15 @@ def _kernel(
         constant(value) if ref is None else shared.load(ref, var.aval)
         for ref, var, value in zip(shared_refs, jaxpr.constvars, consts, strict=True)
     ]
-    leaves = list(zip(input_refs, (var.aval for var in jaxpr.invars), strict=True))
-    start = [load(ref, aval, rows, num_replicas) for ref, aval in leaves[:num_carry]]
-    changed = [i for i, ref in enumerate(output_refs[:num_carry]) if ref is not None]
+    avals = [cast(Any, var.aval) for var in jaxpr.invars]
+    start: list[Any] = [None] * num_carry
+    for ref, group in zip(carry_refs, by_dtype(avals[:num_carry]), strict=True):
+        loaded = load_group(ref, [avals[i] for i in group], rows, num_replicas)
+        for i, array in zip(group, loaded, strict=True):
+            start[i] = array
+    changed = [i for group in groups for i in group if i < num_carry]
+    stored = list(zip(output_refs, groups, strict=True))
+    num_changed = sum(group[0] < num_carry for group in groups)
 
     def step(t: jax.Array, words: tuple) -> tuple:
         carry = list(start)
@@ -178,11 +209,13 @@ def _kernel(
             carry[i] = array
         x: list[Any] = [
             None if ref is None else load(ref, aval, rows, num_replicas, t)
-            for ref, aval in leaves[num_carry:]
+            for ref, aval in zip(x_refs, avals[num_carry:], strict=True)
         ]
         after = [*map(numbers_of, evaluate(jaxpr, shared_arrays, [*carry, *x]))]
-        outputs = zip(output_refs[num_carry:], after[num_carry:], strict=True)
-        places[num_carry:] = [store(ref, array, rows, num_replicas, t) for ref, array in outputs]
+        places[num_changed:] = [
+            store(ref, [after[i] for i in group], rows, num_replicas, t)
+            for ref, group in stored[num_changed:]
+        ]
         # broadcast and cast to the types that the loop carries
         return tuple(
             jax.lax.convert_element_type(jnp.broadcast_to(word, old.shape), old.dtype)
@@ -190,5 +223,8 @@ def _kernel(
         )
 
     words = jax.lax.fori_loop(0, length, step, tuple(words_of([start[i] for i in changed])))
-    for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
-        places[i] = store(output_refs[i], array, rows, num_replicas)
+    last = dict(zip(changed, with_words([start[i] for i in changed], words), strict=True))
+    places[:num_changed] = [
+        store(ref, [last[i] for i in group], rows, num_replicas)
+        for ref, group in stored[:num_changed]
+    ]

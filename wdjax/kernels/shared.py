@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.kernels import pallas
+from wdjax.kernels.indexing import as_place, fill_of
 from wdjax.kernels.lanes import Elements, array_of, call_each, check_size, constant, each
-from wdjax.kernels.primitives import as_place, fill_of
 from wdjax.kernels.threefry import Key
 
 MIN_WIDTH = 16  # minimum width of weights

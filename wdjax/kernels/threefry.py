@@ -15,6 +15,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC (2011).
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -48,12 +49,18 @@ def hash_2x32(
         Two uint32 arrays of that shape.
     """
     keys = (first, second, first ^ second ^ np.uint32(PARITY))
-    x, y = high + first, low + second
-    for group in range(5):
-        for distance in ROTATIONS[group % 2]:
+
+    def four_rounds(group: jax.Array, carry: tuple) -> tuple:
+        x, y, here, after, last = carry
+        group = group.astype(jnp.uint32)
+        for even, odd in zip(*ROTATIONS, strict=True):
+            distance = np.uint32(even) + (group & 1) * np.uint32((odd - even) % 2**32)
             x = x + y
-            y = (y << np.uint32(distance)) | (y >> np.uint32(32 - distance))
+            y = (y << distance) | (y >> (np.uint32(32) - distance))
             y = x ^ y
-        x = x + keys[(group + 1) % 3]
-        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+        x = x + after
+        y = y + last + (group + np.uint32(1))
+        return x, y, after, last, here
+
+    x, y, *_ = jax.lax.fori_loop(0, 5, four_rounds, (high + first, low + second, *keys))
     return x, y

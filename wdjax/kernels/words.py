@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.kernels import pallas
-from wdjax.kernels.lanes import Elements, array_of, identity, join, words_of
+from wdjax.kernels.lanes import Elements, array_of, identity, join, of_steps, words_of
 from wdjax.kernels.threefry import Key
 
 MAX_SIZE = 2**31 - 1  # elements of one array in memory: indices are int32
+AT_ONCE = 16  # words that an access before the loop loads
 
 
 def is_key(dtype: Any) -> bool:
@@ -37,6 +38,12 @@ def _own_words(aval: Any) -> int:
     return math.prod(aval.shape) * (2 if is_key(aval.dtype) else 1)
 
 
+def _memory_dtype(aval: Any) -> Any:
+    if is_key(aval.dtype):
+        return jnp.dtype(jnp.uint32)
+    return jnp.dtype(jnp.int8 if aval.dtype == bool else aval.dtype)
+
+
 def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """Return the flat shape and the dtype of a leaf in memory.
 
@@ -47,10 +54,9 @@ def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     Raises:
         NotImplementedError: for more than MAX_SIZE elements.
     """
-    dtype = jnp.uint32 if is_key(aval.dtype) else jnp.int8 if aval.dtype == bool else aval.dtype
     size = math.prod(leading) * num_words(aval)
     _require_indexable((*leading, *aval.shape), size)
-    return jax.ShapeDtypeStruct((size,), dtype)
+    return jax.ShapeDtypeStruct((size,), _memory_dtype(aval))
 
 
 def _require_indexable(shape: tuple[int, ...], size: int) -> None:
@@ -79,23 +85,56 @@ def to_words(leaf: Any, leading: int) -> jax.Array:
 
 
 def from_words(
-    words: jax.Array, aval: Any, leading: tuple[int, ...], places: Sequence[Any]
-) -> jax.Array:
-    """Convert words in memory to a leaf [*leading, *shape], the inverse of `to_words`.
+    words: jax.Array, avals: Sequence[Any], leading: tuple[int, ...], places: Sequence[Any]
+) -> list[jax.Array]:
+    """Convert words in memory to leaves [*leading, *shape], the inverse of `to_words`.
 
     Args:
-        words: flat words.
-        aval: shape and dtype of the leaf of one replica.
+        words: flat words of all leaves, one leaf after the other.
+        avals: shape and dtype of each leaf of one replica.
         leading: (T, N) or (N,).
         places: the value that `store` returned.
     """
-    words = _put_together(words.reshape(*leading[:-1], num_words(aval), leading[-1]), places)
-    words = jnp.swapaxes(words, -1, -2)[..., : _own_words(aval)]
+    counts = [_own_words(aval) for aval in avals]
+    words = _put_together(words.reshape(*leading[:-1], -1, leading[-1]), places)
+    words = jnp.swapaxes(words, -1, -2)
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    parts = [words[..., end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return [_as_leaf(part, aval, leading) for part, aval in zip(parts, avals, strict=True)]
+
+
+def _as_leaf(words: jax.Array, aval: Any, leading: tuple[int, ...]) -> jax.Array:
+    """Convert words [*leading, W] to a leaf."""
     if is_key(aval.dtype):
-        return jax.random.wrap_key_data(
-            words.reshape(*leading, *aval.shape, 2), impl="threefry2x32"
-        )
+        data = words.reshape(*leading, *aval.shape, 2)
+        return jax.random.wrap_key_data(data, impl="threefry2x32")
     return words.reshape(*leading, *aval.shape).astype(aval.dtype)
+
+
+def by_dtype(avals: Sequence[Any]) -> list[list[int]]:
+    """Return the positions of leaves with the same dtype in memory, by dtype.
+
+    Each access takes Triton's compiler long, see `store`. Leaves in one array need few.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, aval in enumerate(avals):
+        groups.setdefault(_memory_dtype(aval), []).append(i)
+    return list(groups.values())
+
+
+def group_shape(avals: Sequence[Any], num_replicas: int) -> jax.ShapeDtypeStruct:
+    """Return the shape in memory of leaves of one dtype without a time axis."""
+    size = num_replicas * max(sum(map(_own_words, avals)), 1)
+    _require_indexable((num_replicas, size // num_replicas), size)
+    return jax.ShapeDtypeStruct((size,), _memory_dtype(avals[0]))
+
+
+def to_group(leaves: Sequence[Any]) -> jax.Array:
+    """Convert leaves [N, *shape] of one dtype to their layout in memory, one after the other."""
+    words = [to_words(leaf, 1) for leaf in leaves if math.prod(leaf.shape[1:])]
+    words = words or [to_words(leaves[0], 1)]
+    _require_indexable((len(words),), sum(word.size for word in words))
+    return words[0] if len(words) == 1 else jnp.concatenate(words)
 
 
 def _put_together(words: jax.Array, places: Sequence[Any]) -> jax.Array:
@@ -120,10 +159,14 @@ def _put_together(words: jax.Array, places: Sequence[Any]) -> jax.Array:
 # --- inside a kernel ---
 
 
-def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: Any = 0) -> Elements:
-    """Load a leaf of the replicas `rows`, [lanes], word by word."""
+def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: jax.Array) -> Elements:
+    """Load a leaf of the replicas `rows`, [lanes], at a step, word by word."""
     first = step * (num_words(aval) * num_replicas) + rows
     words = [pallas.load(ref.at[first + i * num_replicas]) for i in range(_own_words(aval))]
+    return _elements_of(words, aval)
+
+
+def _elements_of(words: list[Any], aval: Any) -> Elements:
     words = [word != 0 for word in words] if aval.dtype == bool else words
     if is_key(aval.dtype):
         keys = [Key(*words[i : i + 2]) for i in range(0, len(words), 2)]
@@ -131,10 +174,36 @@ def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: Any = 0)
     return array_of(words, aval.shape)
 
 
+def load_group(
+    ref: Any, avals: Sequence[Any], rows: jax.Array, num_replicas: int
+) -> list[Elements]:
+    """Load leaves of one dtype of the replicas `rows`, [lanes]."""
+    count = sum(map(_own_words, avals))
+    words = [
+        word
+        for first in range(0, count, AT_ONCE)
+        for word in _load_at_once(ref, first, min(AT_ONCE, count - first), rows, num_replicas)
+    ]
+    return [_elements_of([words.pop(0) for _ in range(_own_words(aval))], aval) for aval in avals]
+
+
+def _load_at_once(
+    ref: Any, first: int, count: int, rows: jax.Array, num_replicas: int
+) -> list[jax.Array]:
+    """Load `count` words from `first` on by a single access."""
+    if count == 1:
+        return [pallas.load(ref.at[first * num_replicas + rows])]
+    size = 1 << (count - 1).bit_length()
+    word = jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
+    word = first + jnp.minimum(word, count - 1)  # `size` is a power of two: repeat the last word
+    loaded = pallas.load(ref.at[word * num_replicas + rows[None]])
+    return list(of_steps(array_of([loaded], ()), 1, count))
+
+
 def store(
-    ref: Any, array: Elements, rows: jax.Array, num_replicas: int, step: Any = 0
+    ref: Any, arrays: Sequence[Elements], rows: jax.Array, num_replicas: int, step: Any = 0
 ) -> list[Any]:
-    """Store the words of a leaf that are not known at trace time.
+    """Store the words of leaves that are not known at trace time.
 
     Equal words are stored once, and all words in a single access, because Triton's compiler
     analyzes the whole kernel for each access.
@@ -142,7 +211,7 @@ def store(
     Returns:
         For each word, its row in memory, or its value if that is known.
     """
-    words = words_of([array])
+    words = words_of(arrays)
     written: dict[Any, tuple[int, jax.Array]] = {}
     for word in words:
         if not isinstance(word, np.generic) and identity(word) not in written:

@@ -100,6 +100,23 @@ def test_checkpoint_with_other_fields_of_its_own_names_the_algorithm(learner, tm
         restore(manager, 3, abstract_state(learner.setup))
 
 
+def test_observations_in_states_of_adapted_environments_are_dropped(tmp_path):
+    """Checkpoints up to 0.3.0 contain them."""
+    changes = {"env": "gymnax:CartPole-v1", "env_params": {}, "reset": "fixed"}
+    learner = make_learner(small_config(**changes))
+    state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
+    obs, first = state.replicas.starts
+    env_state = in_class(state.replicas.env_state, obs=state.obs["agent"])
+    older = {"env_state": env_state, "starts": (obs, in_class(first, obs=obs))}
+    with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
+        save(
+            manager, 3, state.replace(replicas=state.replicas.replace(**older)), {"metrics_size": 0}
+        )
+    with open_checkpoints(tmp_path / "checkpoints", None) as manager:
+        restored, _ = restore(manager, 3, abstract_state(learner.setup))
+    jax.tree.map(np.testing.assert_array_equal, numbers(restored), numbers(state))
+
+
 def in_class(value, **fields):
     """Return a dataclass with the fields of a state and some more, as another version has it."""
     fields = {

@@ -1,0 +1,90 @@
+"""Kernels of recurrent memories, interpreted in XLA, against plain XLA. No GPU is needed."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cards import CARDS, lowered
+
+from wdjax.kernels import recurrence
+from wdjax.kernels.support import listening
+from wdjax.train import load_config, make_learner
+from wdjax.train.networks import recurrences
+from wdjax.train.networks.memories import GRU, LSTM
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+STEPS, ROWS = 5, 2 * recurrence.rows_of(16) + 3  # three programs, the last one not full
+CELLS = {"gru": (GRU, 3), "lstm": (LSTM, 4)}
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    for name in ("forward", "backward"):
+        function = functools.partial(getattr(recurrence, name), interpret=True)
+        monkeypatch.setattr(recurrence, name, function)
+    call_cuda = lambda cuda, default, *operands: cuda(*operands)  # noqa: E731
+    monkeypatch.setattr(recurrences, "cuda_or_default", call_cuda)
+
+
+def results(name, by_kernel, size=16):
+    """Return hidden states, and gradients of a function of them."""
+    cell, gates = CELLS[name]
+    keys = jax.random.split(jax.random.key(0), 5)
+    kernel = 0.3 * jax.random.normal(keys[0], (size, gates * size))
+    hidden = jax.random.normal(keys[1], (ROWS, size))
+    carry = hidden if name == "gru" else (0.5 * hidden, hidden)
+    inputs = jax.random.normal(keys[2], (STEPS, ROWS, gates * size))
+    restarts = jax.random.bernoulli(keys[3], 0.3, (STEPS, ROWS))
+    weights = jax.random.normal(keys[4], (STEPS, ROWS, size))
+    start = jax.tree.map(lambda _: 0.0, carry)
+
+    def total(kernel, carry, inputs):
+        hidden = recurrences.unroll(cell.advance, by_kernel, kernel, carry, inputs, restarts, start)
+        return jnp.sum(weights * hidden**2), hidden
+
+    return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(kernel, carry, inputs)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_kernels_agree_with_plain_xla(name, interpreted):
+    found, expected = results(name, by_kernel=True), results(name, by_kernel=False)
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_that_do_not_fit_are_loaded_in_each_step(interpreted, monkeypatch):
+    expected = results("lstm", by_kernel=False)
+    monkeypatch.setattr(recurrence, "MAX_RESIDENT", 3 * 16**2)
+    found = results("lstm", by_kernel=True)
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("memory", CELLS)
+@pytest.mark.parametrize(
+    "card", [CARDS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CARDS[1:])]
+)
+def test_updates_of_recurrent_policies_use_kernels_on_gpus(card, memory, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "unroll_memory_back" in update_text(card, memory=memory, recurrent_size=16)
+
+
+def test_other_widths_and_configurations_use_plain_xla(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with listening() as decisions:
+        assert "unroll_memory" not in update_text(CARDS[0], recurrent_size=24)
+    assert "recurrent_size 24: kernels support 16, 32, 64, 128" in decisions["memory of agent"]
+    assert "unroll_memory" not in update_text(CARDS[0], kernels=False, recurrent_size=16)
+
+
+def update_text(card, kernels=True, **network):
+    """Return the text of an update of a recurrent policy, lowered for a GPU."""
+    changes = {f"policies.agent.network.{name}": value for name, value in network.items()}
+    small = {"num_envs": 8, "rollout_length": 4, "devices": 1, "num_blocks": 1}
+    changes |= {"policies.agent.minibatches": 1, "kernels": kernels}
+    learner = make_learner(load_config("cartpole_ppo", **small, **changes))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    return lowered(lambda state: learner.update(state), state, card=card)

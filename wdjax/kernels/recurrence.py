@@ -1,0 +1,275 @@
+"""Kernels that unroll a gated memory over time: see train/networks/recurrences.py.
+
+A program advances a block of rows through all steps. The carry stays in registers, so that a step
+launches no kernel and reads no carry from memory. Only products with the hidden state are inside
+the loop; the gates' functions are traced, so that any memory of this form has both kernels.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.kernels import pallas
+from wdjax.kernels.support import decide
+
+SIZES = (16, 32, 64, 128)  # supported widths: powers of two whose matrices fit
+MAX_RESIDENT = 3 * 128**2  # numbers of matrices that stay in shared memory
+WARPS = 8
+MAX_INDEX = 2**31 - 1  # numbers in an array that a kernel can index
+Ref = Any
+
+Advance = Callable[..., list[jax.Array]]
+"""advance(carry leaves, input gates, product gates) -> next carry leaves, [R, size] each"""
+
+
+_POLICY: contextvars.ContextVar[str | None] = contextvars.ContextVar("policy", default=None)
+
+
+@contextlib.contextmanager
+def fused_memories(policy: str | None) -> Iterator[None]:
+    """Unroll the memories of a policy by kernels inside this context.
+
+    Args:
+        policy: its name in decisions (`listening`); None: plain XLA.
+    """
+    token = _POLICY.set(policy)
+    try:
+        yield
+    finally:
+        _POLICY.reset(token)
+
+
+def is_chosen(size: int, shape: tuple[int, ...]) -> bool:
+    """Return whether kernels unroll a memory, and record the decision.
+
+    Args:
+        size: width of the memory.
+        shape: (T, M, gates * size), shape of the inputs.
+    """
+    policy = _POLICY.get()
+    return policy is not None and decide(f"memory of {policy}", why_not(size, shape))
+
+
+def why_not(size: int, shape: tuple[int, ...]) -> str | None:
+    """Return the reason why kernels cannot unroll a memory, or None.
+
+    Args:
+        size: width of the memory.
+        shape: (T, M, gates * size), shape of the inputs.
+    """
+    if size not in SIZES:
+        return f"recurrent_size {size}: kernels support {', '.join(map(str, SIZES))}"
+    total = shape[0] * shape[1] * shape[2]
+    return f"{total:,} inputs: more than a kernel can index" if total > MAX_INDEX else None
+
+
+def rows_of(size: int) -> int:
+    """Return the rows of a program."""
+    return max(16, 2048 // size)
+
+
+def forward(
+    advance: Advance,
+    kernel: jax.Array,
+    carry: Sequence[jax.Array],
+    inputs: jax.Array,
+    restarts: jax.Array,
+    interpret: bool = False,
+) -> list[jax.Array]:
+    """Advance a memory T steps. Episodes start from a carry of zeros.
+
+    Args:
+        advance: function of the gates.
+        kernel: [size, gates * size] float32.
+        carry: leaves [M, size] before the first step; the last one is the hidden state.
+        inputs: [T, M, gates * size].
+        restarts: [T, M] bool, whether an episode starts with this step.
+        interpret: run step by step in XLA on any device, for tests.
+
+    Returns:
+        The carry after each step, leaves [T, M, size].
+    """
+    (length, num_rows), size = restarts.shape, kernel.shape[0]
+    rows = rows_of(size)
+    shape = jax.ShapeDtypeStruct((length, num_rows, size), jnp.float32)
+    body = functools.partial(_forward, advance=advance, rows=rows, num_rows=num_rows)
+    grid = (pallas.cdiv(num_rows, rows),)
+    shapes = [shape] * len(carry)
+    call = pallas.call(body, "unroll_memory", (shapes,), grid, WARPS, 1, interpret)
+    return call(_by_gate(kernel), [*carry], inputs, restarts.astype(jnp.int8))[0]
+
+
+def backward(
+    advance: Advance,
+    kernel: jax.Array,
+    before: Sequence[jax.Array],
+    inputs: jax.Array,
+    products: jax.Array,
+    restarts: jax.Array,
+    d_hidden: jax.Array,
+    interpret: bool = False,
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Propagate gradients backward through T steps.
+
+    Args:
+        advance: function of the gates.
+        kernel: [size, gates * size] float32.
+        before: the carry before each step, leaves [T, M, size].
+        inputs: [T, M, gates * size].
+        products: [T, M, gates * size], of the hidden states in `before` with the kernel.
+        restarts: [T, M] bool, whether an episode starts with this step.
+        d_hidden: [T, M, size], gradient of the hidden state after each step.
+        interpret: run step by step in XLA on any device, for tests.
+
+    Returns:
+        Gradients of (the first carry, leaves [M, size]; inputs; products).
+    """
+    (length, num_rows), size = restarts.shape, kernel.shape[0]
+    rows = rows_of(size)
+    gates = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+    shapes = [jax.ShapeDtypeStruct((num_rows, size), jnp.float32)] * len(before)
+    body = functools.partial(
+        _backward, advance=advance, length=length, rows=rows, num_rows=num_rows
+    )
+    grid = (pallas.cdiv(num_rows, rows),)
+    call = pallas.call(
+        body, "unroll_memory_back", (shapes, gates, gates), grid, WARPS, 1, interpret
+    )
+    transposed = jnp.swapaxes(_by_gate(kernel), 1, 2)
+    restarts = restarts.astype(jnp.int8)
+    return call(transposed, [*before], inputs, products, restarts, d_hidden)
+
+
+def _by_gate(kernel: jax.Array) -> jax.Array:
+    """Return the matrix of each gate, [gates, size, size]."""
+    size = kernel.shape[0]
+    return jnp.swapaxes(kernel.reshape(size, -1, size), 0, 1)
+
+
+class Block:
+    """The rows of a program in arrays [T, M, width] and [M, width]; rows beyond M are masked."""
+
+    def __init__(self, rows: int, num_rows: int, size: int):
+        self.first, self.rows, self.size = pallas.program_id() * rows, rows, size
+        row = self.first + jax.lax.broadcasted_iota(jnp.int32, (rows, size), 0)
+        self.mask = row < num_rows
+
+    def at(self, ref: Ref, *step: Any, gate: int = 0) -> Ref:
+        """Return the reference to [rows, size] of an array, of a step and a gate if it has them."""
+        columns = pallas.span(gate * self.size, self.size)
+        return ref.at[(*step, pallas.span(self.first, self.rows), columns)]
+
+    def load(self, ref: Ref, *step: Any, gate: int = 0) -> jax.Array:
+        return pallas.load(self.at(ref, *step, gate=gate), mask=self.mask, other=0.0)
+
+    def store(self, ref: Ref, value: jax.Array, *step: Any, gate: int = 0) -> None:
+        pallas.store(self.at(ref, *step, gate=gate), value, mask=self.mask)
+
+    def restart(self, ref: Ref, step: Any) -> jax.Array:
+        """Return the flags of a step as [rows, 1] bool."""
+        flags = ref.at[step, pallas.span(self.first, self.rows)]
+        inside = jnp.max(self.mask.astype(jnp.int32), axis=1) > 0
+        return (pallas.load(flags, mask=inside, other=0) != 0)[:, None]
+
+
+def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.dot(left, right, preferred_element_type=jnp.float32)
+
+
+def _matrices(kernel_ref: Ref) -> list[Callable[[], jax.Array]]:
+    """Return functions that return the matrices of the gates.
+
+    Matrices loaded before the loop stay in shared memory. If not all of them fit, the others are
+    loaded in each step, one at a time.
+    """
+    gates, size, _ = kernel_ref.shape
+    resident = gates if gates * size**2 <= MAX_RESIDENT else MAX_RESIDENT // size**2 - 1
+    loaded = {g: kernel_ref[g] for g in range(resident)}
+    return [functools.partial(_matrix, kernel_ref, loaded, g) for g in range(gates)]
+
+
+def _matrix(kernel_ref: Ref, loaded: dict[int, jax.Array], gate: int) -> jax.Array:
+    return loaded[gate] if gate in loaded else kernel_ref[gate]
+
+
+def _forward(
+    kernel_ref: Ref,
+    carry_refs: Sequence[Ref],
+    inputs_ref: Ref,
+    restarts_ref: Ref,
+    output_refs: Sequence[Ref],
+    *,
+    advance: Advance,
+    rows: int,
+    num_rows: int,
+) -> None:
+    gates, size, _ = kernel_ref.shape
+    length = inputs_ref.shape[0]
+    block, matrices = Block(rows, num_rows, size), _matrices(kernel_ref)
+
+    def load(t: Any) -> tuple[jax.Array, list[jax.Array]]:
+        return block.restart(restarts_ref, t), [
+            block.load(inputs_ref, t, gate=g) for g in range(gates)
+        ]
+
+    def step(t: jax.Array, state: tuple) -> tuple:
+        carry, (restart, inputs) = state
+        following = load(jnp.minimum(t + 1, length - 1))  # while this step computes
+        carry = [jnp.where(restart, 0.0, leaf) for leaf in carry]
+        products = [_dot(carry[-1], matrix()) for matrix in matrices]
+        carry = advance(carry, inputs, products)
+        for ref, leaf in zip(output_refs, carry, strict=True):
+            block.store(ref, leaf, t)
+        return carry, following
+
+    jax.lax.fori_loop(
+        0, length, step, ([block.load(ref) for ref in carry_refs], load(jnp.int32(0)))
+    )
+
+
+def _backward(
+    kernel_ref: Ref,
+    before_refs: Sequence[Ref],
+    inputs_ref: Ref,
+    products_ref: Ref,
+    restarts_ref: Ref,
+    d_hidden_ref: Ref,
+    d_carry_refs: Sequence[Ref],
+    d_inputs_ref: Ref,
+    d_products_ref: Ref,
+    *,
+    advance: Advance,
+    length: int,
+    rows: int,
+    num_rows: int,
+) -> None:
+    gates, size, _ = kernel_ref.shape
+    block, matrices = Block(rows, num_rows, size), _matrices(kernel_ref)
+
+    def load(t: Any) -> tuple:
+        given = [[block.load(ref, t) for ref in before_refs]]
+        for ref in (inputs_ref, products_ref):
+            given.append([block.load(ref, t, gate=g) for g in range(gates)])
+        return given, block.load(d_hidden_ref, t), block.restart(restarts_ref, t)
+
+    def step(i: jax.Array, state: tuple) -> tuple:
+        d_carry, (given, d_hidden, restart) = state
+        t = length - 1 - i
+        following = load(jnp.maximum(t - 1, 0))  # while this step computes
+        d_carry = [*d_carry[:-1], d_carry[-1] + d_hidden]
+        d_before, d_inputs, d_products = jax.vjp(advance, *given)[1](d_carry)
+        for g, matrix in enumerate(matrices):
+            block.store(d_inputs_ref, d_inputs[g], t, gate=g)
+            block.store(d_products_ref, d_products[g], t, gate=g)
+            d_before[-1] += _dot(d_products[g], matrix())
+        return [jnp.where(restart, 0.0, leaf) for leaf in d_before], following
+
+    zeros = [jnp.zeros((rows, size), jnp.float32)] * len(before_refs)
+    d_carry, _ = jax.lax.fori_loop(0, length, step, (zeros, load(jnp.int32(length - 1))))
+    for ref, leaf in zip(d_carry_refs, d_carry, strict=True):
+        block.store(ref, leaf)
