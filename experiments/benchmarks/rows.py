@@ -8,7 +8,8 @@ our workloads, run by WarpDrive with its own programs.
 Numbers of other libraries were measured by us on one H200: WarpDrive 2.7.1 with the better of its
 two backends, NUMBA or CUDA (its own CUDA kernels without stopwatches; known only for tag_gridworld,
 2.90 M env steps/s against 2.52 M with numba, and tag_continuous, 34 k against 42.6 k). Its matrix
-products are float32 (CUDA: tf32); wdjax uses tf32, except in the rows in bfloat16.
+products are float32 (CUDA: tf32); wdjax uses tf32, except in the rows in bfloat16. The number of
+PufferLib is published, for another environment and card.
 """
 
 import dataclasses
@@ -167,6 +168,23 @@ WORKLOADS |= {
         stepping_length=0,
     )
     for name in ("tag_continuous", "tag_continuous_105", "tag_continuous_1000")
+}
+
+PUFFERLIB = "PufferLib, MinGRU, Breakout, RTX 3080 Ti"
+WORKLOADS |= {
+    f"cartpole_ppo_{memory}": dataclasses.replace(
+        WORKLOADS["cartpole_ppo"],
+        changes={
+            **WORKLOADS["cartpole_ppo"].changes,
+            "num_blocks": 4,  # minibatches of whole sequences
+            "policies.agent.network.recurrent_size": 64,
+            "policies.agent.network.memory": memory,
+        },
+        small={"num_envs": 160},
+        tiers=(TRAINING,),
+        targets={TRAINING: Target(22e6, PUFFERLIB, must, 2 * must)},
+    )
+    for memory, must in (("gru", 20e6), ("mingru", 40e6))
 }
 
 

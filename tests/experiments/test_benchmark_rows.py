@@ -40,6 +40,10 @@ TRAINED = {
         {"training": (47 * M, 95 * M, 200 * M)}),
     "cartpole_ppo_256_seeds": ("cartpole", (), 4, 128, (64, 64), PPO,
         {"training": (16.2 * M, 33 * M, 65 * M)}),
+    "cartpole_ppo_gru": ("cartpole", (), 10_000, 128, (64, 64), PPO,
+        {"training": (22 * M, 20 * M, 40 * M)}),
+    "cartpole_ppo_mingru": ("cartpole", (), 10_000, 128, (64, 64), PPO,
+        {"training": (22 * M, 40 * M, 80 * M)}),
     "rice": ("rice", (27,), 100, 100, (256, 256), A2C, {}),
 }  # fmt: skip
 WORLDS = {"covid_economy", "taxed_commons"}  # their presets for more replicas, without targets
@@ -95,6 +99,8 @@ def test_trained_rows_match_the_table(name):
         ) == learning
         assert policy.network.shared_trunk == (learning is A2C)
     assert numbers(row.targets) == targets
+    memories = [p.network.memory for p in config.policies.values() if p.network.recurrent_size]
+    assert memories == [memory for memory in ("gru", "mingru") if name.endswith(f"_{memory}")]
     assert row.num_members() == (256 if name == "cartpole_ppo_256_seeds" else 0)
     if env == "tag_continuous":
         assert list(config.policies) == ["tagger", "runner"]

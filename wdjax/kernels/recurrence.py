@@ -19,6 +19,7 @@ from wdjax.kernels.support import decide
 
 SIZES = (16, 32, 64, 128)  # supported widths: powers of two whose matrices fit
 MAX_RESIDENT = 3 * 128**2  # numbers of matrices that stay in shared memory
+ROWS = 16  # rows of a program: more take longer per step, and fewer have no matrix product
 WARPS = 8
 MAX_INDEX = 2**31 - 1  # numbers in an array that a kernel can index
 Ref = Any
@@ -68,11 +69,6 @@ def why_not(size: int, shape: tuple[int, ...]) -> str | None:
     return f"{total:,} inputs: more than a kernel can index" if total > MAX_INDEX else None
 
 
-def rows_of(size: int) -> int:
-    """Return the rows of a program."""
-    return max(16, 2048 // size)
-
-
 def forward(
     advance: Advance,
     kernel: jax.Array,
@@ -95,10 +91,9 @@ def forward(
         The carry after each step, leaves [T, M, size].
     """
     (length, num_rows), size = restarts.shape, kernel.shape[0]
-    rows = rows_of(size)
     shape = jax.ShapeDtypeStruct((length, num_rows, size), jnp.float32)
-    body = functools.partial(_forward, advance=advance, rows=rows, num_rows=num_rows)
-    grid = (pallas.cdiv(num_rows, rows),)
+    body = functools.partial(_forward, advance=advance, num_rows=num_rows)
+    grid = (pallas.cdiv(num_rows, ROWS),)
     shapes = [shape] * len(carry)
     call = pallas.call(body, "unroll_memory", (shapes,), grid, WARPS, 1, interpret)
     return call(_by_gate(kernel), [*carry], inputs, restarts.astype(jnp.int8))[0]
@@ -130,13 +125,10 @@ def backward(
         Gradients of (the first carry, leaves [M, size]; inputs; products).
     """
     (length, num_rows), size = restarts.shape, kernel.shape[0]
-    rows = rows_of(size)
     gates = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
     shapes = [jax.ShapeDtypeStruct((num_rows, size), jnp.float32)] * len(before)
-    body = functools.partial(
-        _backward, advance=advance, length=length, rows=rows, num_rows=num_rows
-    )
-    grid = (pallas.cdiv(num_rows, rows),)
+    body = functools.partial(_backward, advance=advance, length=length, num_rows=num_rows)
+    grid = (pallas.cdiv(num_rows, ROWS),)
     call = pallas.call(
         body, "unroll_memory_back", (shapes, gates, gates), grid, WARPS, 1, interpret
     )
@@ -154,15 +146,15 @@ def _by_gate(kernel: jax.Array) -> jax.Array:
 class Block:
     """The rows of a program in arrays [T, M, width] and [M, width]; rows beyond M are masked."""
 
-    def __init__(self, rows: int, num_rows: int, size: int):
-        self.first, self.rows, self.size = pallas.program_id() * rows, rows, size
-        row = self.first + jax.lax.broadcasted_iota(jnp.int32, (rows, size), 0)
+    def __init__(self, num_rows: int, size: int):
+        self.first, self.size = pallas.program_id() * ROWS, size
+        row = self.first + jax.lax.broadcasted_iota(jnp.int32, (ROWS, size), 0)
         self.mask = row < num_rows
 
     def at(self, ref: Ref, *step: Any, gate: int = 0) -> Ref:
         """Return the reference to [rows, size] of an array, of a step and a gate if it has them."""
         columns = pallas.span(gate * self.size, self.size)
-        return ref.at[(*step, pallas.span(self.first, self.rows), columns)]
+        return ref.at[(*step, pallas.span(self.first, ROWS), columns)]
 
     def load(self, ref: Ref, *step: Any, gate: int = 0) -> jax.Array:
         return pallas.load(self.at(ref, *step, gate=gate), mask=self.mask, other=0.0)
@@ -172,7 +164,7 @@ class Block:
 
     def restart(self, ref: Ref, step: Any) -> jax.Array:
         """Return the flags of a step as [rows, 1] bool."""
-        flags = ref.at[step, pallas.span(self.first, self.rows)]
+        flags = ref.at[step, pallas.span(self.first, ROWS)]
         inside = jnp.max(self.mask.astype(jnp.int32), axis=1) > 0
         return (pallas.load(flags, mask=inside, other=0) != 0)[:, None]
 
@@ -205,12 +197,11 @@ def _forward(
     output_refs: Sequence[Ref],
     *,
     advance: Advance,
-    rows: int,
     num_rows: int,
 ) -> None:
     gates, size, _ = kernel_ref.shape
     length = inputs_ref.shape[0]
-    block, matrices = Block(rows, num_rows, size), _matrices(kernel_ref)
+    block, matrices = Block(num_rows, size), _matrices(kernel_ref)
 
     def load(t: Any) -> tuple[jax.Array, list[jax.Array]]:
         return block.restart(restarts_ref, t), [
@@ -245,11 +236,10 @@ def _backward(
     *,
     advance: Advance,
     length: int,
-    rows: int,
     num_rows: int,
 ) -> None:
     gates, size, _ = kernel_ref.shape
-    block, matrices = Block(rows, num_rows, size), _matrices(kernel_ref)
+    block, matrices = Block(num_rows, size), _matrices(kernel_ref)
 
     def load(t: Any) -> tuple:
         given = [[block.load(ref, t) for ref in before_refs]]
@@ -269,7 +259,7 @@ def _backward(
             d_before[-1] += _dot(d_products[g], matrix())
         return [jnp.where(restart, 0.0, leaf) for leaf in d_before], following
 
-    zeros = [jnp.zeros((rows, size), jnp.float32)] * len(before_refs)
+    zeros = [jnp.zeros((ROWS, size), jnp.float32)] * len(before_refs)
     d_carry, _ = jax.lax.fori_loop(0, length, step, (zeros, load(jnp.int32(length - 1))))
     for ref, leaf in zip(d_carry_refs, d_carry, strict=True):
         block.store(ref, leaf)

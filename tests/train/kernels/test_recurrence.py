@@ -16,7 +16,7 @@ from wdjax.train.networks.memories import GRU, LSTM
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-STEPS, ROWS = 5, 2 * recurrence.rows_of(16) + 3  # three programs, the last one not full
+STEPS, ROWS = 5, 2 * recurrence.ROWS + 3  # three programs, the last one not full
 CELLS = {"gru": (GRU, 3), "lstm": (LSTM, 4)}
 
 
