@@ -197,7 +197,7 @@ class MinGRU(nnx.Module):
         h_t = (1 - z_t) h_{t-1} + z_t candidate(x_t),  z_t = sigmoid(gate(x_t)),
 
     with linear layers `gate` and `candidate`. The recurrence is linear in h, so that `unroll`
-    computes all steps by a parallel scan.
+    computes all steps by a parallel scan, or by a kernel on NVIDIA GPUs.
 
     Source: Feng et al., "Were RNNs all we needed?" (2024), section 3.1.
     """
@@ -222,6 +222,10 @@ class MinGRU(nnx.Module):
     def unroll(
         self, carry: jax.Array, xs: jax.Array, restarts: jax.Array, start: jax.Array | None = None
     ) -> jax.Array:
+        if start is None and type(self) is MinGRU:
+            inputs = jnp.concatenate([self.gate(xs), self.candidate(xs)], axis=-1)
+            if recurrence.is_chosen(self.size, inputs.shape):
+                return unroll(MinGRU.advance, True, None, carry, inputs, restarts, 0.0)
         keep, add = self._terms(xs)
         restart = restarts[..., None]
         first = self.empty(restarts.shape[1:]) if start is None else start
@@ -234,6 +238,15 @@ class MinGRU(nnx.Module):
             return later[0] * earlier[0], later[0] * earlier[1] + later[1]
 
         return jax.lax.associative_scan(compose, (keep, add))[1]
+
+    @staticmethod
+    def advance(
+        h: jax.Array, inputs: Sequence[jax.Array], products: Sequence[jax.Array]
+    ) -> jax.Array:
+        """Return the next carry from the gate and the candidate; there are no products with h."""
+        gate, candidate = inputs
+        gate = jax.nn.sigmoid(gate)
+        return (1.0 - gate) * h + gate * candidate
 
     def _terms(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the factor of the carry and the summand of the recurrence, [..., size] each."""

@@ -5,13 +5,14 @@ and of the hidden state h (the last leaf of the carry):
 
     carry' = advance(carry, x W_x + b, h W_h)
 
-The products with W_x are computed for all steps at once before the loop, and the gradient of W_h
-after the loop of the backward pass. Each loop contains one product per step. On NVIDIA GPUs, each
-loop can be one kernel (wdjax/kernels/recurrence.py).
+The second product may be missing. The products with W_x are computed for all steps at once before
+the loop, and the gradient of W_h after the loop of the backward pass. Each loop contains one
+product per step. On NVIDIA GPUs, each loop can be one kernel (wdjax/kernels/recurrence.py).
 """
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
@@ -28,7 +29,7 @@ UNROLL = 8
 def unroll(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
-    kernel: jax.Array,
+    kernel: jax.Array | None,
     carry: chex.ArrayTree,
     inputs: jax.Array,
     restarts: jax.Array,
@@ -40,7 +41,7 @@ def unroll(
         advance: advance(carry, gates of the input, gates of h @ kernel) -> next carry. Gates are
             lists of [M, size].
         by_kernel: whether kernels unroll the memory on NVIDIA GPUs; `start` must then be zeros.
-        kernel: [size, gates * size].
+        kernel: [size, gates * size]; None: there are no gates of h.
         carry: before the first step, leaves [M, size].
         inputs: [T, M, gates * size].
         restarts: [T, M] bool, an episode starts with this step, from the carry `start`.
@@ -52,7 +53,7 @@ def unroll(
 def _forward(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
-    kernel: jax.Array,
+    kernel: jax.Array | None,
     carry: chex.ArrayTree,
     inputs: jax.Array,
     restarts: jax.Array,
@@ -61,21 +62,21 @@ def _forward(
     """Return (hidden states, what `_backward` needs)."""
 
     def plain(
-        kernel: jax.Array, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
+        kernel: jax.Array | None, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
     ) -> chex.ArrayTree:
         def step(
             carry: chex.ArrayTree, row: tuple[jax.Array, jax.Array]
         ) -> tuple[chex.ArrayTree, chex.ArrayTree]:
             given, restart = row
             before = _where(restart, start, carry)
-            product = _hidden(before) @ kernel
-            carry = advance(before, _gates(given, kernel), _gates(product, kernel))
+            product = _product(_hidden(before), kernel)
+            carry = advance(before, _gates(given, before), _gates(product, before))
             return carry, carry
 
         return jax.lax.scan(step, carry, (inputs, restarts), unroll=UNROLL)[1]
 
     def fused(
-        kernel: jax.Array, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
+        kernel: jax.Array | None, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
     ) -> chex.ArrayTree:
         leaves, structure = jax.tree.flatten(carry)
         by_leaves = _of_leaves(advance, structure)
@@ -93,18 +94,19 @@ def _backward(
     """Return the gradients with respect to (kernel, carry, inputs, restarts, start)."""
     kernel, carry, carries, inputs, restarts, start = saved
 
-    def plain(kernel: jax.Array, *rows: chex.ArrayTree) -> tuple:
+    def plain(kernel: jax.Array | None, *rows: chex.ArrayTree) -> tuple:
         def step(
             d_carry: chex.ArrayTree, row: tuple
         ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
             *given, restart, d_hidden = row
 
-            def advanced(before: chex.ArrayTree, *parts: jax.Array) -> chex.ArrayTree:
-                return advance(before, *(_gates(part, kernel) for part in parts))
+            def advanced(before: chex.ArrayTree, *parts: jax.Array | None) -> chex.ArrayTree:
+                return advance(before, *(_gates(part, before) for part in parts))
 
             pull = jax.vjp(advanced, *given)[1]
             d_before, d_input, d_product = pull(_add_to_hidden(d_carry, d_hidden))
-            d_before = _add_to_hidden(d_before, d_product @ kernel.T)
+            if kernel is not None:
+                d_before = _add_to_hidden(d_before, d_product @ kernel.T)
             zeros = jax.tree.map(lambda _: 0.0, d_before)
             return _where(restart, zeros, d_before), (d_input, d_product)
 
@@ -112,7 +114,7 @@ def _backward(
         d_carry, rows = jax.lax.scan(step, last, rows, reverse=True, unroll=UNROLL)
         return d_carry, *rows
 
-    def fused(kernel: jax.Array, before: chex.ArrayTree, *rows: jax.Array) -> tuple:
+    def fused(kernel: jax.Array | None, before: chex.ArrayTree, *rows: Any) -> tuple:
         leaves, structure = jax.tree.flatten(before)
         by_leaves, (inputs, products, restarts, d_hidden) = _of_leaves(advance, structure), rows
         d_carry, *rest = recurrence.backward(
@@ -122,20 +124,29 @@ def _backward(
 
     before = jax.tree.map(lambda one, rows: jnp.concatenate([one[None], rows[:-1]]), carry, carries)
     before = jax.vmap(_where, (0, None, 0))(restarts, start, before)
-    operands = kernel, before, inputs, _hidden(before) @ kernel, restarts, d_hidden
+    products = _product(_hidden(before), kernel)
+    operands = kernel, before, inputs, products, restarts, d_hidden
     d_carry, d_inputs, d_products = (
         cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
     )
-    d_kernel = jnp.tensordot(_hidden(before), d_products, ((0, 1), (0, 1)))
+    d_kernel = None
+    if kernel is not None:
+        d_kernel = jnp.tensordot(_hidden(before), d_products, ((0, 1), (0, 1)))
     return d_kernel, d_carry, d_inputs, None, None
 
 
 unroll.defvjp(_forward, _backward)
 
 
-def _gates(values: jax.Array, kernel: jax.Array) -> list[jax.Array]:
-    """Split values of all gates, [..., gates * size]."""
-    return jnp.split(values, kernel.shape[1] // kernel.shape[0], axis=-1)
+def _product(hidden: jax.Array, kernel: jax.Array | None) -> jax.Array | None:
+    return None if kernel is None else hidden @ kernel
+
+
+def _gates(values: jax.Array | None, carry: chex.ArrayTree) -> list[jax.Array]:
+    """Split values of all gates, [..., gates * size], if there are any."""
+    if values is None:
+        return []
+    return jnp.split(values, values.shape[-1] // _hidden(carry).shape[-1], axis=-1)
 
 
 def _of_leaves(

@@ -71,7 +71,7 @@ def why_not(size: int, shape: tuple[int, ...]) -> str | None:
 
 def forward(
     advance: Advance,
-    kernel: jax.Array,
+    kernel: jax.Array | None,
     carry: Sequence[jax.Array],
     inputs: jax.Array,
     restarts: jax.Array,
@@ -81,7 +81,7 @@ def forward(
 
     Args:
         advance: function of the gates.
-        kernel: [size, gates * size] float32.
+        kernel: [size, gates * size] float32; None: gates do not depend on the hidden state.
         carry: leaves [M, size] before the first step; the last one is the hidden state.
         inputs: [T, M, gates * size].
         restarts: [T, M] bool, whether an episode starts with this step.
@@ -90,33 +90,34 @@ def forward(
     Returns:
         The carry after each step, leaves [T, M, size].
     """
-    (length, num_rows), size = restarts.shape, kernel.shape[0]
+    (length, num_rows), size = restarts.shape, carry[-1].shape[-1]
     shape = jax.ShapeDtypeStruct((length, num_rows, size), jnp.float32)
     body = functools.partial(_forward, advance=advance, num_rows=num_rows)
     grid = (pallas.cdiv(num_rows, ROWS),)
     shapes = [shape] * len(carry)
     call = pallas.call(body, "unroll_memory", (shapes,), grid, WARPS, 1, interpret)
-    return call(_by_gate(kernel), [*carry], inputs, restarts.astype(jnp.int8))[0]
+    matrices = None if kernel is None else _by_gate(kernel)
+    return call(matrices, [*carry], inputs, restarts.astype(jnp.int8))[0]
 
 
 def backward(
     advance: Advance,
-    kernel: jax.Array,
+    kernel: jax.Array | None,
     before: Sequence[jax.Array],
     inputs: jax.Array,
-    products: jax.Array,
+    products: jax.Array | None,
     restarts: jax.Array,
     d_hidden: jax.Array,
     interpret: bool = False,
-) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+) -> tuple[list[jax.Array], jax.Array, jax.Array | None]:
     """Propagate gradients backward through T steps.
 
     Args:
         advance: function of the gates.
-        kernel: [size, gates * size] float32.
+        kernel: [size, gates * size] float32, or None, as for `forward`.
         before: the carry before each step, leaves [T, M, size].
         inputs: [T, M, gates * size].
-        products: [T, M, gates * size], of the hidden states in `before` with the kernel.
+        products: [T, M, gates * size], of the hidden states in `before` with the kernel; or None.
         restarts: [T, M] bool, whether an episode starts with this step.
         d_hidden: [T, M, size], gradient of the hidden state after each step.
         interpret: run step by step in XLA on any device, for tests.
@@ -124,15 +125,21 @@ def backward(
     Returns:
         Gradients of (the first carry, leaves [M, size]; inputs; products).
     """
-    (length, num_rows), size = restarts.shape, kernel.shape[0]
+    (length, num_rows), size = restarts.shape, d_hidden.shape[-1]
     gates = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
     shapes = [jax.ShapeDtypeStruct((num_rows, size), jnp.float32)] * len(before)
     body = functools.partial(_backward, advance=advance, length=length, num_rows=num_rows)
     grid = (pallas.cdiv(num_rows, ROWS),)
     call = pallas.call(
-        body, "unroll_memory_back", (shapes, gates, gates), grid, WARPS, 1, interpret
+        body,
+        "unroll_memory_back",
+        (shapes, gates, None if kernel is None else gates),
+        grid,
+        WARPS,
+        1,
+        interpret,
     )
-    transposed = jnp.swapaxes(_by_gate(kernel), 1, 2)
+    transposed = None if kernel is None else jnp.swapaxes(_by_gate(kernel), 1, 2)
     restarts = restarts.astype(jnp.int8)
     return call(transposed, [*before], inputs, products, restarts, d_hidden)
 
@@ -173,12 +180,14 @@ def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
     return jnp.dot(left, right, preferred_element_type=jnp.float32)
 
 
-def _matrices(kernel_ref: Ref) -> list[Callable[[], jax.Array]]:
-    """Return functions that return the matrices of the gates.
+def _matrices(kernel_ref: Ref | None) -> list[Callable[[], jax.Array]]:
+    """Return functions that return the matrices of the gates, if there are any.
 
     Matrices loaded before the loop stay in shared memory. If not all of them fit, the others are
     loaded in each step, one at a time.
     """
+    if kernel_ref is None:
+        return []
     gates, size, _ = kernel_ref.shape
     resident = gates if gates * size**2 <= MAX_RESIDENT else MAX_RESIDENT // size**2 - 1
     loaded = {g: kernel_ref[g] for g in range(resident)}
@@ -199,14 +208,12 @@ def _forward(
     advance: Advance,
     num_rows: int,
 ) -> None:
-    gates, size, _ = kernel_ref.shape
-    length = inputs_ref.shape[0]
+    length, size = inputs_ref.shape[0], carry_refs[-1].shape[-1]
+    gates = range(inputs_ref.shape[-1] // size)
     block, matrices = Block(num_rows, size), _matrices(kernel_ref)
 
     def load(t: Any) -> tuple[jax.Array, list[jax.Array]]:
-        return block.restart(restarts_ref, t), [
-            block.load(inputs_ref, t, gate=g) for g in range(gates)
-        ]
+        return block.restart(restarts_ref, t), [block.load(inputs_ref, t, gate=g) for g in gates]
 
     def step(t: jax.Array, state: tuple) -> tuple:
         carry, (restart, inputs) = state
@@ -238,13 +245,14 @@ def _backward(
     length: int,
     num_rows: int,
 ) -> None:
-    gates, size, _ = kernel_ref.shape
+    size = d_hidden_ref.shape[-1]
+    gates = range(inputs_ref.shape[-1] // size)
     block, matrices = Block(num_rows, size), _matrices(kernel_ref)
 
     def load(t: Any) -> tuple:
         given = [[block.load(ref, t) for ref in before_refs]]
-        for ref in (inputs_ref, products_ref):
-            given.append([block.load(ref, t, gate=g) for g in range(gates)])
+        given.append([block.load(inputs_ref, t, gate=g) for g in gates])
+        given.append([block.load(products_ref, t, gate=g) for g in range(len(matrices))])
         return given, block.load(d_hidden_ref, t), block.restart(restarts_ref, t)
 
     def step(i: jax.Array, state: tuple) -> tuple:
@@ -253,8 +261,9 @@ def _backward(
         following = load(jnp.maximum(t - 1, 0))  # while this step computes
         d_carry = [*d_carry[:-1], d_carry[-1] + d_hidden]
         d_before, d_inputs, d_products = jax.vjp(advance, *given)[1](d_carry)
-        for g, matrix in enumerate(matrices):
+        for g in gates:
             block.store(d_inputs_ref, d_inputs[g], t, gate=g)
+        for g, matrix in enumerate(matrices):
             block.store(d_products_ref, d_products[g], t, gate=g)
             d_before[-1] += _dot(d_products[g], matrix())
         return [jnp.where(restart, 0.0, leaf) for leaf in d_before], following

@@ -12,12 +12,12 @@ from wdjax.kernels import recurrence
 from wdjax.kernels.support import listening
 from wdjax.train import load_config, make_learner
 from wdjax.train.networks import recurrences
-from wdjax.train.networks.memories import GRU, LSTM
+from wdjax.train.networks.memories import GRU, LSTM, MinGRU
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 STEPS, ROWS = 5, 2 * recurrence.ROWS + 3  # three programs, the last one not full
-CELLS = {"gru": (GRU, 3), "lstm": (LSTM, 4)}
+CELLS = {"gru": (GRU, 3), "lstm": (LSTM, 4), "mingru": (MinGRU, 2)}
 
 
 @pytest.fixture
@@ -34,8 +34,9 @@ def results(name, by_kernel, size=16):
     cell, gates = CELLS[name]
     keys = jax.random.split(jax.random.key(0), 5)
     kernel = 0.3 * jax.random.normal(keys[0], (size, gates * size))
+    kernel = None if name == "mingru" else kernel
     hidden = jax.random.normal(keys[1], (ROWS, size))
-    carry = hidden if name == "gru" else (0.5 * hidden, hidden)
+    carry = (0.5 * hidden, hidden) if name == "lstm" else hidden
     inputs = jax.random.normal(keys[2], (STEPS, ROWS, gates * size))
     restarts = jax.random.bernoulli(keys[3], 0.3, (STEPS, ROWS))
     weights = jax.random.normal(keys[4], (STEPS, ROWS, size))
