@@ -94,16 +94,16 @@ def _backward(
     """Return the gradients with respect to (kernel, carry, inputs, restarts, start)."""
     kernel, carry, carries, inputs, restarts, start = saved
 
-    def plain(kernel: jax.Array | None, *rows: chex.ArrayTree) -> tuple:
+    def plain(kernel: jax.Array | None, before: chex.ArrayTree, *rows: jax.Array) -> tuple:
         def step(
             d_carry: chex.ArrayTree, row: tuple
         ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
-            *given, restart, d_hidden = row
+            before, product, given, restart, d_hidden = row
 
             def advanced(before: chex.ArrayTree, *parts: jax.Array | None) -> chex.ArrayTree:
                 return advance(before, *(_gates(part, before) for part in parts))
 
-            pull = jax.vjp(advanced, *given)[1]
+            pull = jax.vjp(advanced, before, given, product)[1]
             d_before, d_input, d_product = pull(_add_to_hidden(d_carry, d_hidden))
             if kernel is not None:
                 d_before = _add_to_hidden(d_before, d_product @ kernel.T)
@@ -111,21 +111,20 @@ def _backward(
             return _where(restart, zeros, d_before), (d_input, d_product)
 
         last = jax.tree.map(jnp.zeros_like, carry)
-        d_carry, rows = jax.lax.scan(step, last, rows, reverse=True, unroll=UNROLL)
+        products = _product(_hidden(before), kernel)
+        steps = before, products, *rows
+        d_carry, rows = jax.lax.scan(step, last, steps, reverse=True, unroll=UNROLL)
         return d_carry, *rows
 
     def fused(kernel: jax.Array | None, before: chex.ArrayTree, *rows: Any) -> tuple:
         leaves, structure = jax.tree.flatten(before)
-        by_leaves, (inputs, products, restarts, d_hidden) = _of_leaves(advance, structure), rows
-        d_carry, *rest = recurrence.backward(
-            by_leaves, kernel, leaves, inputs, products, restarts, d_hidden
-        )
+        by_leaves, (inputs, restarts, d_hidden) = _of_leaves(advance, structure), rows
+        d_carry, *rest = recurrence.backward(by_leaves, kernel, leaves, inputs, restarts, d_hidden)
         return jax.tree.unflatten(structure, d_carry), *rest
 
     before = jax.tree.map(lambda one, rows: jnp.concatenate([one[None], rows[:-1]]), carry, carries)
     before = jax.vmap(_where, (0, None, 0))(restarts, start, before)
-    products = _product(_hidden(before), kernel)
-    operands = kernel, before, inputs, products, restarts, d_hidden
+    operands = kernel, before, inputs, restarts, d_hidden
     d_carry, d_inputs, d_products = (
         cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
     )

@@ -105,7 +105,6 @@ def backward(
     kernel: jax.Array | None,
     before: Sequence[jax.Array],
     inputs: jax.Array,
-    products: jax.Array | None,
     restarts: jax.Array,
     d_hidden: jax.Array,
     interpret: bool = False,
@@ -117,13 +116,13 @@ def backward(
         kernel: [size, gates * size] float32, or None, as for `forward`.
         before: the carry before each step, leaves [T, M, size].
         inputs: [T, M, gates * size].
-        products: [T, M, gates * size], of the hidden states in `before` with the kernel; or None.
         restarts: [T, M] bool, whether an episode starts with this step.
         d_hidden: [T, M, size], gradient of the hidden state after each step.
         interpret: run step by step in XLA on any device, for tests.
 
     Returns:
-        Gradients of (the first carry, leaves [M, size]; inputs; products).
+        Gradients of (the first carry, leaves [M, size]; inputs; products of the hidden states in
+        `before` with the kernel).
     """
     (length, num_rows), size = restarts.shape, d_hidden.shape[-1]
     gates = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
@@ -139,9 +138,14 @@ def backward(
         1,
         interpret,
     )
-    transposed = None if kernel is None else jnp.swapaxes(_by_gate(kernel), 1, 2)
+    matrices = transposed = products = None
+    if kernel is not None:
+        matrices = _by_gate(kernel)
+        transposed = jnp.swapaxes(matrices, 1, 2)
+        if 2 * kernel.size > MAX_RESIDENT:  # both do not fit: compute the products before
+            matrices, products = None, before[-1] @ kernel
     restarts = restarts.astype(jnp.int8)
-    return call(transposed, [*before], inputs, products, restarts, d_hidden)
+    return call(transposed, matrices, [*before], inputs, products, restarts, d_hidden)
 
 
 def _by_gate(kernel: jax.Array) -> jax.Array:
@@ -231,10 +235,11 @@ def _forward(
 
 
 def _backward(
-    kernel_ref: Ref,
+    transposed_ref: Ref | None,
+    kernel_ref: Ref | None,
     before_refs: Sequence[Ref],
     inputs_ref: Ref,
-    products_ref: Ref,
+    products_ref: Ref | None,
     restarts_ref: Ref,
     d_hidden_ref: Ref,
     d_carry_refs: Sequence[Ref],
@@ -248,22 +253,24 @@ def _backward(
     size = d_hidden_ref.shape[-1]
     gates = range(inputs_ref.shape[-1] // size)
     block, matrices = Block(num_rows, size), _matrices(kernel_ref)
+    transposed = _matrices(transposed_ref)
 
     def load(t: Any) -> tuple:
-        given = [[block.load(ref, t) for ref in before_refs]]
-        given.append([block.load(inputs_ref, t, gate=g) for g in gates])
-        given.append([block.load(products_ref, t, gate=g) for g in range(len(matrices))])
-        return given, block.load(d_hidden_ref, t), block.restart(restarts_ref, t)
+        refs = [inputs_ref] if products_ref is None else [inputs_ref, products_ref]
+        rows = [[block.load(ref, t, gate=g) for g in gates] for ref in refs]
+        before = [block.load(ref, t) for ref in before_refs]
+        return before, rows, block.load(d_hidden_ref, t), block.restart(restarts_ref, t)
 
     def step(i: jax.Array, state: tuple) -> tuple:
-        d_carry, (given, d_hidden, restart) = state
+        d_carry, (before, (inputs, *products), d_hidden, restart) = state
         t = length - 1 - i
         following = load(jnp.maximum(t - 1, 0))  # while this step computes
         d_carry = [*d_carry[:-1], d_carry[-1] + d_hidden]
-        d_before, d_inputs, d_products = jax.vjp(advance, *given)[1](d_carry)
+        products = products[0] if products else [_dot(before[-1], matrix()) for matrix in matrices]
+        d_before, d_inputs, d_products = jax.vjp(advance, before, inputs, products)[1](d_carry)
         for g in gates:
             block.store(d_inputs_ref, d_inputs[g], t, gate=g)
-        for g, matrix in enumerate(matrices):
+        for g, matrix in enumerate(transposed):
             block.store(d_products_ref, d_products[g], t, gate=g)
             d_before[-1] += _dot(d_products[g], matrix())
         return [jnp.where(restart, 0.0, leaf) for leaf in d_before], following

@@ -56,9 +56,10 @@ def test_kernels_agree_with_plain_xla(name, interpreted):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_matrices_that_do_not_fit_are_loaded_in_each_step(interpreted, monkeypatch):
+@pytest.mark.parametrize("resident", [3, 5])
+def test_matrices_that_do_not_fit_stay_in_memory(resident, interpreted, monkeypatch):
     expected = results("lstm", by_kernel=False)
-    monkeypatch.setattr(recurrence, "MAX_RESIDENT", 3 * 16**2)
+    monkeypatch.setattr(recurrence, "MAX_RESIDENT", resident * 16**2)
     found = results("lstm", by_kernel=True)
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
