@@ -222,10 +222,10 @@ class MinGRU(nnx.Module):
     def unroll(
         self, carry: jax.Array, xs: jax.Array, restarts: jax.Array, start: jax.Array | None = None
     ) -> jax.Array:
-        if start is None and type(self) is MinGRU:
+        has_kernel = start is None and type(self) is MinGRU  # a subclass may have other equations
+        if has_kernel and recurrence.is_chosen(self.size, (*restarts.shape, 2 * self.size)):
             inputs = jnp.concatenate([self.gate(xs), self.candidate(xs)], axis=-1)
-            if recurrence.is_chosen(self.size, inputs.shape):
-                return unroll(MinGRU.advance, True, None, carry, inputs, restarts, 0.0)
+            return unroll(MinGRU.advance, True, None, carry, inputs, restarts, 0.0)
         keep, add = self._terms(xs)
         restart = restarts[..., None]
         first = self.empty(restarts.shape[1:]) if start is None else start

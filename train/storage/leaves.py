@@ -42,8 +42,7 @@ def as_stored(tree: PyTree, target: TrainState, name: str, may_lack_hypers: bool
 
     orbax also stores the places of None, which may differ between versions of wdjax.
     Hyperparameters and observations (`DROPPED`) that this version does not have are read and
-    dropped; hyperparameters that the checkpoint
-    does not have are left out (`configured_hypers`).
+    dropped. Hyperparameters that the checkpoint does not have are left out (`configured_hypers`).
 
     Args:
         tree: tree of the checkpoint, with the metadata of each array.

@@ -52,12 +52,12 @@ def _host() -> jax.Device | None:
 
 
 @contextlib.contextmanager
-def limited(operations: int | None) -> Iterator[None]:
+def limited(operations: int) -> Iterator[None]:
     """Raise NotImplementedError if more operations than this are traced inside this context.
 
     Triton's compile time grows with their square.
     """
-    token = _LEFT.set(None if operations is None else [operations])
+    token = _LEFT.set([operations])
     try:
         yield
     finally:
