@@ -254,12 +254,14 @@ def scatter(rng: np.random.Generator, dtype: str) -> Case:
     x, new = numbers(rng, dtype, (5,)), numbers(rng, dtype, (3,))
     places, mode = rng.permutation(14)[:3] - 5, pick(rng, ("drop", "clip"))
     targets = np.where(places < 0, places + 5, places)
-    places = places[
-        np.unique(targets.clip(0, 4) if mode == "clip" else targets, return_index=True)[1]
-    ]  # the order of duplicates is undefined
-    new = new[:, : len(places)]
     number = dtype in KINDS["i"] + KINDS["u"] + KINDS["f"]
-    function = pick(rng, ("set", "add", "min", "max")) if number else "set"
+    function = pick(rng, ("set", "add", "mul", "min", "max")) if number else "set"
+    if function == "set" or dtype in KINDS["f"]:  # the order of duplicates is undefined
+        targets = targets.clip(0, 4) if mode == "clip" else targets
+        places = places[np.unique(targets, return_index=True)[1]]
+    else:
+        places[1] = places[0]
+    new = new[:, : len(places)]
     name = f"scatter {function} {dtype} {mode} at {places.tolist()}"
 
     put = lambda x, new, places: getattr(x.at[places], function)(new, mode=mode)  # noqa: E731

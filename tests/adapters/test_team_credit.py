@@ -126,6 +126,19 @@ def test_dead_agents_take_action_0_or_their_first_legal_action():
     assert played[-1] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("game", "credit"), [(Battle, "team"), (Battle, "agent"), (Unmasked, "team")]
+)
+def test_state_has_masks_where_dead_agents_stay_active(game, credit):
+    """Their path is that of checkpoints before 0.3.0, which contained all observations."""
+    env, params = wdjax.adapters.from_jaxmarl(game(), credit=credit)
+    obs, state = env.reset(jax.random.key(0), params)
+    if game is Battle and credit == "team":
+        (group,) = env.groups
+        np.testing.assert_array_equal(state.obs[group]["action_mask"], obs[group]["action_mask"])
+    assert (state.obs is not None) == (game is Battle and credit == "team")
+
+
 def test_unset_credit_warns_if_dead_agents_are_rewarded():
     class TinySMAX(Battle):
         pass

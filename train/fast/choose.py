@@ -2,8 +2,8 @@
 
 from wdjax.kernels.backend import on_cpu
 from wdjax.train.fast.cpu import Cpu
-from wdjax.train.fast.cuda import NO_KERNELS, Cuda
-from wdjax.train.kernels.layers import shape_of
+from wdjax.train.fast.cuda import Cuda
+from wdjax.train.kernels.layers import NO_KERNELS, shape_of
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.policy import Policy
 

@@ -19,6 +19,7 @@ from wdjax.train.kernels.act import act_kernel
 from wdjax.train.kernels.gradient import gradient_kernel, prepare
 from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import (
+    NO_KERNELS,
     Tower,
     inputs_of,
     reaches,
@@ -36,9 +37,6 @@ from wdjax.train.state.flat import named
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState
-
-NO_KERNELS = "kernels: false"
-"""the reason for having no kernels by configuration"""
 
 
 class ByKernel(struct.PyTreeNode):

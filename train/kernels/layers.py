@@ -36,6 +36,8 @@ NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in r
 # units of the first hidden layer that are in registers at once
 CHUNK = {"float32": 32, "bfloat16": 64}
 
+NO_KERNELS = "kernels: false"  # the reason for having no kernels by configuration
+
 # activations of kernels; those in networks/actor_critic.py may be replaced
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 # act'(x) as a function of act(x)

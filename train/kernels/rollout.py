@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from wdjax.kernels.lanes import limited
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
-from wdjax.train.kernels.layers import first_refusal, why_unused
+from wdjax.train.kernels.layers import NO_KERNELS, first_refusal, why_unused
 from wdjax.train.networks.distributions import draws_by_uniform
 from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
@@ -28,8 +28,9 @@ from wdjax.train.state.policy import Policy, Setup
 WHOLE = "whole rollouts"
 MAX_AGENTS = 8  # agents of all policies, limited by registers
 MAX_WIDTH = 64  # units of a layer
-# Operations of a step. With MPE simple_spread (2,410), ten seeds train for 11 s instead of 31 s and
-# compile for 28 s instead of 9 s. With simple_tag (2,652), compilation takes longer than it saves.
+# Operations on elements in a kernel, see `limited`. With MPE simple_spread (2,410), ten seeds train
+# for 11 s instead of 31 s and compile for 28 s instead of 9 s. With simple_tag (2,652), compilation
+# takes longer than it saves.
 MAX_OPERATIONS = 2_500
 
 
@@ -39,7 +40,7 @@ def why_by_scan(setup: Setup) -> str | None:
     The kernel requires a GPU and few agents with small feed-forward networks. The check runs before
     tracing.
     """
-    why = why_unused() if setup.config.kernels else "kernels: false"
+    why = why_unused() if setup.config.kernels else NO_KERNELS
     if why is not None:
         return why
     if setup.keeps:

@@ -147,7 +147,7 @@ class GRU(nnx.GRUCell):
     def advance(
         h: jax.Array, inputs: Sequence[jax.Array], products: Sequence[jax.Array]
     ) -> jax.Array:
-        """Return the next carry from the gates of the products with the input and with h."""
+        """Return the next carry from the gates of the input and of h."""
         x_r, x_z, x_n = inputs
         h_r, h_z, h_n = products
         reset, keep = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
@@ -183,7 +183,7 @@ class LSTM(nnx.OptimizedLSTMCell):
         inputs: Sequence[jax.Array],
         products: Sequence[jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the next carry from the gates of the products with the input and with h."""
+        """Return the next carry from the gates of the input and of h."""
         into, forget, candidate, out = map(jnp.add, inputs, products)
         c = jax.nn.sigmoid(forget) * carry[0] + jax.nn.sigmoid(into) * jnp.tanh(candidate)
         return c, jax.nn.sigmoid(out) * jnp.tanh(c)

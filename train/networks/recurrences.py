@@ -118,8 +118,8 @@ def _backward(
 
     def fused(kernel: jax.Array | None, before: chex.ArrayTree, *rows: Any) -> tuple:
         leaves, structure = jax.tree.flatten(before)
-        by_leaves, (inputs, restarts, d_hidden) = _of_leaves(advance, structure), rows
-        d_carry, *rest = recurrence.backward(by_leaves, kernel, leaves, inputs, restarts, d_hidden)
+        by_leaves = _of_leaves(advance, structure)
+        d_carry, *rest = recurrence.backward(by_leaves, kernel, leaves, *rows)
         return jax.tree.unflatten(structure, d_carry), *rest
 
     before = jax.tree.map(lambda one, rows: jnp.concatenate([one[None], rows[:-1]]), carry, carries)

@@ -20,7 +20,7 @@ RENAMED = {  # path of a leaf in a checkpoint of 0.2 -> path in this version
     r"^memory/([^/]+)/member$": r"opponents/blocks/\1/active",
     r"^memory/([^/]+)/since$": r"opponents/blocks/\1/since",
 }
-# leaves of 0.2 and 0.3 that are dropped: last observations in the states of adapted environments
+# leaves before 0.3.0 that are dropped: last observations in the states of adapted environments
 DROPPED = r"^replicas/(env_state|starts/1)/obs(/|$)"
 
 

@@ -47,6 +47,7 @@ class GymnaxEnv(ForeignEnv):
         return obs, foreign.first_state(inner, jnp.bool_(False))
 
     def step(self, key: jax.Array, state: State, action: Any, params: Any) -> StepResult:
+        # actions after the end must not change the observation
         action = jnp.where(state.terminated, jnp.zeros_like(action), action)
         with jax.numpy_rank_promotion("allow"):
             obs, inner, reward, ended, info = self.inner.step_env(key, state.inner, action, params)

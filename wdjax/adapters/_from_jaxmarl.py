@@ -49,7 +49,7 @@ class ShapedParams:
 class JaxMARLState(State):
     """State of a wrapped JaxMARL environment."""
 
-    masks: Any  # by group, the last action mask; None if no dead agent stays active
+    obs: Any  # by group, {"action_mask": the last one}; None if no dead agent stays active
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class JaxMARLEnv(ForeignEnv):
             obs, inner = self.inner.reset(key)
             obs = self._observe(obs, inner, terminated)
         first = foreign.first_state(inner, terminated)
-        return obs, JaxMARLState(**vars(first), masks=self._masks(obs))
+        return obs, JaxMARLState(**vars(first), obs=self._masks(obs))
 
     def step(
         self, key: jax.Array, state: JaxMARLState, action: dict[str, Any], params: Any
@@ -117,7 +117,7 @@ class JaxMARLEnv(ForeignEnv):
             paid = {name: paid[name] + params.shaped_reward * shaped[name] for name in paid}
             total = sum(map(jnp.sum, shaped.values()))
             info = {**info, "shaped_reward": total}
-        state = dataclasses.replace(state, masks=self._masks(obs))
+        state = dataclasses.replace(state, obs=self._masks(obs))
         state, reward, terminated, info = foreign.next_state(state, inner, paid, ended, info)
         if self.credit == "team":
             left, terminated = where_all(before), where_all(terminated)
@@ -191,9 +191,11 @@ class JaxMARLEnv(ForeignEnv):
                 observed[name][MASK] = jnp.where(dead[name][:, None], only, mask)
         return observed
 
-    def _masks(self, obs: Mapping[str, Any]) -> dict[str, jax.Array] | None:
+    def _masks(self, obs: Mapping[str, Any]) -> dict[str, dict[str, jax.Array]] | None:
         """Return the action masks of masked groups with credit "team"; None if there are none."""
-        masks = {name: obs[name][MASK] for name, group in self.members.items() if group.masked}
+        masks = {
+            name: {MASK: obs[name][MASK]} for name, group in self.members.items() if group.masked
+        }
         return masks if masks and self.credit == "team" else None
 
     def _no_op(self, state: JaxMARLState, name: str, i: int) -> jax.Array:
@@ -202,7 +204,7 @@ class JaxMARLEnv(ForeignEnv):
         zero = jnp.zeros(group.action_space.shape, group.action_space.dtype)
         if not group.masked or self.credit == "agent":
             return zero
-        first = first_allowed(state.masks[name][i], group.action_space.nvec)
+        first = first_allowed(state.obs[name][MASK][i], group.action_space.nvec)
         return first.reshape(zero.shape).astype(zero.dtype)
 
     def _in_order(self, actions: dict[Agent, jax.Array]) -> Any:
@@ -272,7 +274,8 @@ def from_jaxmarl(
     0, even if JaxMARL pays it a share of the team's reward (SMAX), and its action is replaced by 0.
     With "team", an agent's episode ends with the whole episode. A dead agent stays active and
     receives JaxMARL's reward, so returns are equal to JaxMARL's. Its action is replaced by the
-    first one that its mask allows (in SMAX: stop), or by 0 without a mask.
+    first one that its mask allows (in SMAX: stop), or by 0 without a mask. After the end of an
+    episode, observations have no meaning.
 
     Shaped rewards: if `info["shaped_reward"]` has a number for each agent (Overcooked), the params
     have the weight `shaped_reward`, by default 0. It multiplies these numbers, which are added to

@@ -32,7 +32,7 @@ class Params:
 class JumanjiState(State):
     """State of a wrapped Jumanji environment."""
 
-    obs: Any  # the last observation
+    obs: Any  # the observation of the last step
     extras: dict[str, jax.Array]  # numbers in the extras of the last time step
 
 

@@ -126,7 +126,7 @@ def _equals(value: int) -> Callable:
 
 
 def _reaches(value: int) -> Callable:
-    """Return whether an index is at least `value`; smaller ones than 0 are clamped to 0."""
+    """Return a function of an index: whether it is at least `value`, with 0 for negative ones."""
     return lambda index: index >= value if value else jnp.ones_like(index, bool)
 
 
@@ -139,7 +139,7 @@ def _scatter(eqn: Any, x: Elements, indices: Elements, updates: Elements) -> lis
     name, numbers = eqn.primitive.name, eqn.params["dimension_numbers"]
     if name == "scatter" and is_known(indices):
         return _move_by_known_indices(eqn, x, indices, updates)
-    if not indices.shape[-1]:
+    if not indices.shape[-1] and np.prod(indices.shape[:-1]) > 1:
         raise NotImplementedError(f"{name} without indices is not supported in kernels")
     last = _last_places(numbers, x.shape, updates.shape)
     places = as_place(indices)

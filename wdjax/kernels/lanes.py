@@ -57,7 +57,7 @@ def limited(operations: int) -> Iterator[None]:
 
     Triton's compile time grows with their square.
     """
-    token = _LEFT.set([operations])
+    token = _LEFT.set([operations, operations])
     try:
         yield
     finally:
@@ -69,7 +69,9 @@ def _count_operation() -> None:
     if left is not None:
         left[0] -= 1
         if left[0] < 0:
-            raise NotImplementedError("the rules need too many operations to compile quickly")
+            raise NotImplementedError(
+                f"a step has more than {left[1]:,} operations: a kernel compiles too long"
+            )
 
 
 def array_of(elements: Sequence[Any], shape: tuple[int, ...]) -> Elements:

@@ -213,6 +213,7 @@ def _dot_general(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
 
 # --- random numbers ---
 
+AT_ONCE = 32  # most hashes in parallel lanes; taking one out of them costs as many operations
 MANY_HASHES = 6  # from this number on, hashes are computed in parallel lanes
 
 
@@ -244,11 +245,15 @@ def _hash_counts(keys: Elements, shape: tuple[int, ...], result: Callable) -> El
 def _hash_at_once(keys: Elements, count: int, result: Callable) -> Elements:
     """Hash keys with the counters 0 to `count` - 1 in parallel lanes: fewer operations."""
     inner = max(jnp.ndim(word) for word in words_of([keys]))
-    key = along_steps(np.repeat(keys.ravel(), count), inner)[()]
-    size = keys.size * count
-    steps = jax.lax.broadcasted_iota(jnp.uint32, (1 << (size - 1).bit_length(), *[1] * inner), 0)
-    hashed = result(*call(threefry.hash_2x32, *key, np.uint32(0), steps % np.uint32(count)))
-    return of_steps(array_of([hashed], ()), inner, size)
+    repeated, hashes = np.repeat(keys.ravel(), count), []
+    for first in range(0, len(repeated), AT_ONCE):
+        part = repeated[first : first + AT_ONCE]
+        key, width = along_steps(part, inner)[()], 1 << (len(part) - 1).bit_length()
+        steps = jax.lax.broadcasted_iota(jnp.uint32, (width, *[1] * inner), 0)
+        counter = (steps + np.uint32(first)) % np.uint32(count)
+        hashed = result(*call(threefry.hash_2x32, *key, np.uint32(0), counter))
+        hashes.append(of_steps(array_of([hashed], ()), inner, len(part)))
+    return np.concatenate(hashes)
 
 
 def _random_bits(eqn: Any, keys: Elements) -> list[Elements]:

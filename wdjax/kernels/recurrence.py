@@ -18,7 +18,8 @@ from wdjax.kernels import pallas
 from wdjax.kernels.support import decide
 
 SIZES = (16, 32, 64, 128)  # supported widths: powers of two whose matrices fit
-MAX_RESIDENT = 3 * 128**2  # numbers of matrices that stay in shared memory
+SHARED_MEMORY = 227 * 1024  # bytes of a program on an H100, where the device does not report them
+SCRATCH = 35 * 1024  # bytes of shared memory for other data than matrices
 ROWS = 16  # rows of a program: more take longer per step, and fewer have no matrix product
 WARPS = 8
 MAX_INDEX = 2**31 - 1  # numbers in an array that a kernel can index
@@ -142,7 +143,7 @@ def backward(
     if kernel is not None:
         matrices = _by_gate(kernel)
         transposed = jnp.swapaxes(matrices, 1, 2)
-        if 2 * kernel.size > MAX_RESIDENT:  # both do not fit: compute the products before
+        if 2 * kernel.size > max_resident():  # both do not fit: compute the products before
             matrices, products = None, before[-1] @ kernel
     restarts = restarts.astype(jnp.int8)
     return call(transposed, matrices, [*before], inputs, products, restarts, d_hidden)
@@ -184,6 +185,12 @@ def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
     return jnp.dot(left, right, preferred_element_type=jnp.float32)
 
 
+def max_resident() -> int:
+    """Return how many numbers of matrices stay in shared memory."""
+    device = jax.devices()[0]
+    return (getattr(device, "shared_memory_per_block_optin", SHARED_MEMORY) - SCRATCH) // 4
+
+
 def _matrices(kernel_ref: Ref | None) -> list[Callable[[], jax.Array]]:
     """Return functions that return the matrices of the gates, if there are any.
 
@@ -193,7 +200,8 @@ def _matrices(kernel_ref: Ref | None) -> list[Callable[[], jax.Array]]:
     if kernel_ref is None:
         return []
     gates, size, _ = kernel_ref.shape
-    resident = gates if gates * size**2 <= MAX_RESIDENT else MAX_RESIDENT // size**2 - 1
+    fitting = max_resident() // size**2
+    resident = gates if gates <= fitting else max(fitting - 1, 0)
     loaded = {g: kernel_ref[g] for g in range(resident)}
     return [functools.partial(_matrix, kernel_ref, loaded, g) for g in range(gates)]
 
@@ -203,7 +211,7 @@ def _matrix(kernel_ref: Ref, loaded: dict[int, jax.Array], gate: int) -> jax.Arr
 
 
 def _forward(
-    kernel_ref: Ref,
+    kernel_ref: Ref | None,
     carry_refs: Sequence[Ref],
     inputs_ref: Ref,
     restarts_ref: Ref,
@@ -244,7 +252,7 @@ def _backward(
     d_hidden_ref: Ref,
     d_carry_refs: Sequence[Ref],
     d_inputs_ref: Ref,
-    d_products_ref: Ref,
+    d_products_ref: Ref | None,
     *,
     advance: Advance,
     length: int,

@@ -22,6 +22,7 @@ from wdjax.kernels.threefry import Key
 
 MAX_SIZE = 2**31 - 1  # elements of one array in memory: indices are int32
 AT_ONCE = 16  # words that an access before the loop loads
+STORED_AT_ONCE = 64  # words that an access stores
 
 
 def is_key(dtype: Any) -> bool:
@@ -49,7 +50,7 @@ def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
     Args:
         aval: shape and dtype of the leaf of one replica.
-        leading: (T, N) or (N,).
+        leading: (T, N).
 
     Raises:
         NotImplementedError: for more than MAX_SIZE elements.
@@ -133,7 +134,8 @@ def to_group(leaves: Sequence[Any]) -> jax.Array:
     """Convert leaves [N, *shape] of one dtype to their layout in memory, one after the other."""
     words = [to_words(leaf, 1) for leaf in leaves if math.prod(leaf.shape[1:])]
     words = words or [to_words(leaves[0], 1)]
-    _require_indexable((len(words),), sum(word.size for word in words))
+    num_replicas, size = len(leaves[0]), sum(word.size for word in words)
+    _require_indexable((num_replicas, size // num_replicas), size)
     return words[0] if len(words) == 1 else jnp.concatenate(words)
 
 
@@ -219,11 +221,12 @@ def store(
                 len(written),
                 jnp.broadcast_to(word, rows.shape).astype(ref.dtype),
             )
-    if written:
-        together = join([word for _, word in written.values()], 1)
+    for first in range(0, len(written), STORED_AT_ONCE):
+        part = list(written.values())[first : first + STORED_AT_ONCE]
+        together = join([word for _, word in part], 1)
         place = jnp.broadcast_to(step * (len(words) * num_replicas) + rows, together.shape)
-        row = jax.lax.broadcasted_iota(jnp.int32, together.shape, 0) if len(written) > 1 else 0
+        row = jax.lax.broadcasted_iota(jnp.int32, together.shape, 0) if len(part) > 1 else 0
         # `join` pads to a power of two: mask the padding rows
-        mask: Any = row < len(written) if len(written) & (len(written) - 1) else None
-        pallas.store(ref.at[place + row * num_replicas], together, mask=mask)
+        mask: Any = row < len(part) if len(part) & (len(part) - 1) else None
+        pallas.store(ref.at[place + (first + row) * num_replicas], together, mask=mask)
     return [word if isinstance(word, np.generic) else written[identity(word)][0] for word in words]

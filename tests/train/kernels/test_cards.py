@@ -70,7 +70,7 @@ def heard(preset, **changes):
     return words_of_kernels(decisions)
 
 
-def test_run_reports_kernels_and_reasons(as_on_a_gpu, registry):
+def test_run_reports_kernels_and_reasons(as_on_a_gpu, registry, monkeypatch):
     class Sorts(wdjax.envs.classic_control.cartpole.CartPole):
         def step(self, key, state, action, params):
             obs, *rest = super().step(key, state, action, params)
@@ -82,6 +82,10 @@ def test_run_reports_kernels_and_reasons(as_on_a_gpu, registry):
         "Fused kernels: acting of agent, learning of agent. "
         "Plain XLA: whole rollouts (sort: this primitive is not supported in kernels)"
     )
+    with monkeypatch.context() as patched:
+        patched.setattr("wdjax.train.kernels.rollout.MAX_OPERATIONS", 10)
+        limited = heard("cartpole_ppo")
+    assert "Plain XLA: whole rollouts (a step has more than 10 operations" in limited
     recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
     assert (
         "none. Plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of"

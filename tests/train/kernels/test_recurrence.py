@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cards import CARDS, lowered
+from flax import nnx
 
 from wdjax.kernels import recurrence
 from wdjax.kernels.support import listening
 from wdjax.train import load_config, make_learner
-from wdjax.train.networks import recurrences
+from wdjax.train.networks import memories, recurrences
 from wdjax.train.networks.memories import GRU, LSTM, MinGRU
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -56,13 +57,47 @@ def test_kernels_agree_with_plain_xla(name, interpreted):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("resident", [3, 5])
+@pytest.mark.parametrize("resident", [0, 3, 5])
 def test_matrices_that_do_not_fit_stay_in_memory(resident, interpreted, monkeypatch):
     expected = results("lstm", by_kernel=False)
-    monkeypatch.setattr(recurrence, "MAX_RESIDENT", resident * 16**2)
+    monkeypatch.setattr(recurrence, "max_resident", lambda: resident * 16**2)
     found = results("lstm", by_kernel=True)
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_memories_agree_with_their_kernels(name, interpreted, monkeypatch):
+    monkeypatch.setattr(memories, "on_cpu", lambda: False)
+    cell = CELLS[name][0]
+    memory = cell(3, 16, kernel_init=nnx.initializers.orthogonal(), rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(memory)
+    xs = jax.random.normal(jax.random.key(1), (STEPS, ROWS, 3))
+    restarts = jax.random.bernoulli(jax.random.key(2), 0.3, (STEPS, ROWS))
+    carry = jax.tree.map(lambda leaf: leaf + 0.5, memory.empty((ROWS,)))
+
+    def gradient(*start):
+        def total(params, xs):
+            features = nnx.merge(graphdef, params).unroll(carry, xs, restarts, *start)
+            return jnp.sum(features**2), features
+
+        with recurrence.fused_memories(policy), listening() as decisions:
+            found = jax.jit(jax.grad(total, (0, 1), has_aux=True))(params, xs)
+        return found, decisions
+
+    policy = None
+    expected, decisions = gradient()
+    assert not decisions
+    policy = "agent"
+    found, decisions = gradient()
+    assert decisions == {"memory of agent": None}
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert not gradient(carry)[1]  # kernels support episodes that start from zeros
+    graphdef = nnx.split(
+        type("Own", (cell,), {})(3, 16, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+    )[0]
+    assert not gradient()[1]  # a subclass may have other equations
 
 
 @pytest.mark.parametrize("memory", CELLS)
