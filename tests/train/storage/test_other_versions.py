@@ -102,6 +102,7 @@ def test_checkpoint_with_other_fields_of_its_own_names_the_algorithm(learner, tm
 
 def test_observations_in_states_of_adapted_environments_are_dropped(tmp_path):
     """Checkpoints before 0.3.0 contain them."""
+    pytest.importorskip("gymnax")
     changes = {"env": "gymnax:CartPole-v1", "env_params": {}, "reset": "fixed"}
     learner = make_learner(small_config(**changes))
     state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
