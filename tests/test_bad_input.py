@@ -138,6 +138,8 @@ POLICY = [
     ("network.recurrent_size", "lstm", "= 'lstm': must be a whole number"),
     ("network.recurrent_size", 10**12,
      "= 1000000000000: must be at least 0 (0: feed-forward), below 2**31"),
+    ("network.recurrent_layers", 0, "= 0: must be at least 1, below 2**31"),
+    ("network.recurrent_layers", 2, "= 2: must be 1 (the default) if recurrent_size is 0."),
     ("network.encoder_options", [], "= []: must be a mapping"),
     ("optimizer", "adm", "= 'adm': did you mean 'adam'?"),
     ("optimizer", "Adam", "= 'Adam': did you mean 'adam'?"),

@@ -36,6 +36,9 @@ class NetworkConfig:
     memory: str = static("gru", read=True, code=True)
     """Type of the recurrent memory: gru, lstm, mingru, or a custom class, "package.module:Class".
     Requires `recurrent_size`."""
+    recurrent_layers: int = static(1, read=True, allowed="at least 1, below 2**31")
+    """Number of memories, one after the other: the outputs of each are the inputs of the next.
+    Requires `recurrent_size`."""
     head_hidden_sizes: tuple[int, ...] = static(
         (), read=True, allowed="widths of at least 1, below 2**31"
     )

@@ -165,7 +165,14 @@ def require_plain_parameters(path: str, network: nnx.Module) -> None:
 
 
 # fields of NetworkConfig that add a part to the network
-ADDED = ("recurrent_size", "memory", "encoder", "head_hidden_sizes", "layer_norm")
+ADDED = (
+    "recurrent_size",
+    "memory",
+    "recurrent_layers",
+    "encoder",
+    "head_hidden_sizes",
+    "layer_norm",
+)
 
 
 def require_used(

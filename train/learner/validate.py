@@ -128,15 +128,16 @@ def _validate_policy(name: str, policy: PolicyConfig) -> None:
         "0 if trainable is false: the policy never changes",
     )
     check_options(f"{path}.network", policy.network)
-    memory, usual = policy.network.memory, NetworkConfig().memory
-    memory_class(memory, f"{path}.network.memory")
-    require(
-        policy.network.recurrent_size or memory == usual,
-        f"{path}.network.memory",
-        memory,
-        f"{usual!r} (the default) if recurrent_size is 0. "
-        "Set recurrent_size, the width of the memory",
-    )
+    memory_class(policy.network.memory, f"{path}.network.memory")
+    for field in ("memory", "recurrent_layers"):
+        value, usual = getattr(policy.network, field), getattr(NetworkConfig(), field)
+        require(
+            policy.network.recurrent_size or value == usual,
+            f"{path}.network.{field}",
+            value,
+            f"{usual!r} (the default) if recurrent_size is 0. "
+            "Set recurrent_size, the width of the memory",
+        )
     raw = getattr(encoder_class(policy.network.encoder), "needs_raw", False)
     require(
         not (policy.normalize_observation and raw),

@@ -4,6 +4,7 @@ A preset names a memory in MEMORIES or "package.module:Class", and its width:
 
     network: {recurrent_size: 128, memory: lstm}
     network: {recurrent_size: 128, memory: "mypackage.networks:MyMemory"}
+    network: {recurrent_size: 256, memory: mingru, recurrent_layers: 3}
 
 `RecurrentMemory` documents the interface.
 """
@@ -254,6 +255,42 @@ class MinGRU(nnx.Module):
         return 1.0 - gate, gate * self.candidate(x)
 
 
+class MemoryStack(RecurrentMemory):
+    """Memories one after the other; the carry is a tuple with the carry of each.
+
+    Args:
+        memories: the features of each are the inputs of the next one.
+    """
+
+    def __init__(self, memories: Sequence[RecurrentMemory]):
+        self.memories = nnx.List(memories)
+
+    def empty(self, shape: tuple[int, ...]) -> tuple[chex.ArrayTree, ...]:
+        return tuple(memory.empty(shape) for memory in self.memories)
+
+    def __call__(
+        self, carry: tuple[chex.ArrayTree, ...], x: jax.Array
+    ) -> tuple[tuple[chex.ArrayTree, ...], jax.Array]:
+        after = []
+        for memory, before in zip(self.memories, carry, strict=True):
+            following, x = memory(before, x)
+            after.append(following)
+        return tuple(after), x
+
+    def unroll(
+        self,
+        carry: tuple[chex.ArrayTree, ...],
+        xs: jax.Array,
+        restarts: jax.Array,
+        start: tuple[chex.ArrayTree, ...] | None = None,
+    ) -> jax.Array:
+        for i, memory in enumerate(self.memories):
+            # a custom `unroll` need not accept `start`
+            starts = () if start is None else (start[i],)
+            xs = memory.unroll(carry[i], xs, restarts, *starts)
+        return xs
+
+
 # Name in a preset -> class; any other memory is named by its import path.
 MEMORIES: dict[str, type] = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU}
 
@@ -289,7 +326,8 @@ def memory_class(name: str, field: str = "network.memory") -> type:
 def make_memory(
     in_features: int, config: NetworkConfig, kernel_init: nnx.Initializer, rngs: nnx.Rngs
 ) -> RecurrentMemory:
-    """Return a new memory of `recurrent_size` units, see `RecurrentMemory`."""
-    return memory_class(config.memory)(
-        in_features, config.recurrent_size, kernel_init=kernel_init, rngs=rngs
-    )
+    """Return a new memory of `recurrent_size` units and `recurrent_layers` layers."""
+    cls, size = memory_class(config.memory), config.recurrent_size
+    widths = (in_features, *[size] * (config.recurrent_layers - 1))
+    memories = [cls(width, size, kernel_init=kernel_init, rngs=rngs) for width in widths]
+    return memories[0] if len(memories) == 1 else MemoryStack(memories)

@@ -71,13 +71,22 @@ def mingru(cell, h, x):
     return h, h
 
 
-REFERENCES = {"gru": gru, "lstm": lstm, "mingru": mingru}
+def two_lstms(stack, carry, x):
+    first, x = lstm(stack.memories[0], carry[0], x)
+    second, x = lstm(stack.memories[1], carry[1], x)
+    return (first, second), x
+
+
+REFERENCES = {"gru": gru, "lstm": lstm, "mingru": mingru, "two lstms": two_lstms}
+CONFIGS = {name: {"memory": name} for name in MEMORIES} | {
+    "two lstms": {"memory": "lstm", "recurrent_layers": 2}
+}
 
 
 @functools.cache
 def drawn(name):
     """Return (memory with random parameters including biases, carry, inputs)."""
-    config = NetworkConfig(memory=name, recurrent_size=SIZE)
+    config = NetworkConfig(**CONFIGS[name], recurrent_size=SIZE)
     memory = make_memory(WIDTH, config, nnx.initializers.lecun_normal(), nnx.Rngs(0))
     graphdef, params = nnx.split(memory)
     leaves, tree = jax.tree.flatten(params)
@@ -105,7 +114,7 @@ unroll = nnx.jit(lambda memory, *inputs: memory.unroll(*inputs))
 step = nnx.jit(lambda memory, carry, x: memory(carry, x))
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_equals_its_equations(name):
     memory, carry, xs = drawn(name)
     expected, carry_after = by_equations(name, memory, carry, xs[:1], RESTARTS[1:2])
@@ -116,7 +125,7 @@ def test_a_step_equals_its_equations(name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_unroll_equals_the_equations_with_restarts(name):
     memory, carry, xs = drawn(name)
     features = unroll(memory, carry, xs, RESTARTS)
@@ -125,7 +134,7 @@ def test_unroll_equals_the_equations_with_restarts(name):
     np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_unroll_equals_repeated_steps(name):
     memory, carry, xs = drawn(name)
     together, empty = unroll(memory, carry, xs, RESTARTS), memory.empty((SEQUENCES,))
@@ -135,7 +144,7 @@ def test_unroll_equals_repeated_steps(name):
         np.testing.assert_allclose(together[t], features, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_episodes_start_at_a_custom_carry(name):
     memory, carry, xs = drawn(name)
     start = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.7), carry)
@@ -144,7 +153,7 @@ def test_episodes_start_at_a_custom_carry(name):
     np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gru", "lstm"])
+@pytest.mark.parametrize("name", ["gru", "lstm", "two lstms"])
 def test_gpus_unroll_with_the_same_results_and_gradients(name, monkeypatch):
     memory, carry, xs = drawn(name)
     graphdef, params = nnx.split(memory)
@@ -177,7 +186,7 @@ def test_a_subclass_of_gru_keeps_its_equations_on_gpus(monkeypatch):
     np.testing.assert_allclose(features[:, 0, 0], [1.0, 0.5, 0.25])
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_finite_and_stop_at_restarts(name):
     memory, carry, xs = drawn(name)
     graphdef, params = nnx.split(memory)
@@ -201,7 +210,7 @@ def test_gradients_are_finite_and_stop_at_restarts(name):
     np.testing.assert_array_equal(reached[:, 2], np.arange(STEPS) == 8)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_empty_carries_are_zeros(name):
     memory, carry, _ = drawn(name)
     leaves = jax.tree.leaves(memory.empty((2, 3)))
@@ -214,8 +223,8 @@ def test_empty_carries_are_zeros(name):
 
 
 def memory_config(name, **changes):
-    network = "policies.agent.network"
-    memory = {f"{network}.memory": name, f"{network}.recurrent_size": 4}
+    network = {"recurrent_size": 4, **CONFIGS.get(name, {"memory": name})}
+    memory = {f"policies.agent.network.{field}": value for field, value in network.items()}
     return small_config(**memory, **{"policies.agent.minibatches": 1}, **changes)
 
 
@@ -227,12 +236,13 @@ def assert_same(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lstm", "mingru"])
+@pytest.mark.parametrize("name", ["lstm", "mingru", "two lstms"])
 def test_a_run_is_saved_resumed_evaluated_and_exported(name, tmp_path):
     whole = Trainer(memory_config(name), tmp_path / "whole", quiet=True, pictures=False).train()
     half = memory_config(name, total_env_steps=3 * 128)
     Trainer(half, tmp_path / "run", quiet=True, pictures=False).train()
-    assert load_config(tmp_path / "run" / "config.yaml").policies["agent"].network.memory == name
+    network = load_config(tmp_path / "run" / "config.yaml").policies["agent"].network
+    assert {field: getattr(network, field) for field in CONFIGS[name]} == CONFIGS[name]
     resumed = Trainer(
         memory_config(name), tmp_path / "run", resume=True, quiet=True, pictures=False
     ).train()
@@ -261,9 +271,9 @@ def test_a_run_is_saved_resumed_evaluated_and_exported(name, tmp_path):
     assert any(name.startswith("params/trunk/cell/") for name in np.load(arrays))
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_unrolling_in_the_loss_equals_acting(name):
-    network = dataclasses.replace(NETWORK, memory=name, recurrent_size=3)
+    network = dataclasses.replace(NETWORK, **CONFIGS[name], recurrent_size=3)
     policy = tiny_policy("PPO", network=network, epochs=1, minibatches=1)
     learner = make_learner(tiny_config("probe_leaver", {"player": policy}, rollout_length=10))
     state = learner.init(jax.random.key(0))
@@ -274,10 +284,10 @@ def test_unrolling_in_the_loss_equals_acting(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_snapshots_and_random_opponents_play_with_every_memory(name):
     """Four blocks of two replicas; another opponent in a block starts at the empty carry."""
-    network = dataclasses.replace(NETWORK, memory=name, recurrent_size=3)
+    network = dataclasses.replace(NETWORK, **CONFIGS[name], recurrent_size=3)
     pool = {"past_selves": 2, "past_selves_every": 1, "opponents": {"random": 0.3}}
     first = tiny_policy("PPO", network=network, epochs=1, minibatches=1, **pool)
     policies = {
