@@ -5,6 +5,7 @@ registers. The carry is read from memory once before the loop and written once a
 inputs and outputs of each step access memory inside the loop, and no step launches a kernel.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, cast
@@ -66,45 +67,68 @@ def scan_kernel(
     """
     _require_supported(jaxpr, carry, length)
     num_carry, num_replicas = len(carry), carry[0].shape[0]
-    avals = [cast(Any, var.aval) for var in jaxpr.outvars]
-    changed = [i for i in range(num_carry) if jaxpr.outvars[i] is not jaxpr.invars[i]]
-    if not changed and len(avals) == num_carry:
-        return list(carry)
-    groups = [[changed[i] for i in group] for group in by_dtype([avals[i] for i in changed])]
-    groups += [[i] for i in range(num_carry, len(avals))]
-    leading = {True: (num_replicas,), False: (length, num_replicas)}
     lanes, warps = _program_size(jaxpr, consts, num_replicas)
-    places: list[Any] = [None] * len(groups)
-    kernel = functools.partial(
-        _kernel,
-        jaxpr=jaxpr,
-        consts=consts,
-        num_carry=num_carry,
-        groups=groups,
-        length=length,
-        lanes=lanes,
-        num_replicas=num_replicas,
-        places=places,
+    scan = Scan(jaxpr, consts, num_carry, num_replicas, length, lanes)
+    if not scan.changed and len(scan.after) == num_carry:
+        return list(carry)
+    shapes = (
+        [group_shape([scan.after[i] for i in group], num_replicas) for group in scan.changed],
+        [words_shape(aval, (length, num_replicas)) for aval in scan.after[num_carry:]],
     )
-    shapes = [
-        group_shape([avals[i] for i in group], num_replicas)
-        if group[0] < num_carry
-        else words_shape(avals[group[0]], (length, num_replicas))
-        for group in groups
-    ]
+    places: list[list[Any]] = []
+    kernel = functools.partial(_kernel, scan=scan, places=places)
     grid = (pallas.cdiv(num_replicas, lanes),)
-    run = pallas.call(
-        kernel, "scan_replicas", (shapes,), grid, warps, stages=1, interpret=interpret
-    )
-    (outputs,) = run([*map(_shared_words, consts)], *_input_words(jaxpr, carry, xs))
-    leaves: list[Any] = [*carry, *[None] * (len(avals) - num_carry)]
-    for words, group, rows in zip(outputs, groups, places, strict=True):
-        axes = leading[group[0] < num_carry]
-        for i, leaf in zip(
-            group, from_words(words, [avals[i] for i in group], axes, rows), strict=True
-        ):
+    run = pallas.call(kernel, "scan_replicas", shapes, grid, warps, stages=1, interpret=interpret)
+    changed, outputs = run([*map(_shared_words, consts)], *_input_words(scan, carry, xs))
+    leaves = list(carry)
+    for words, group in zip(changed, scan.changed, strict=True):
+        avals = [scan.after[i] for i in group]
+        found = from_words(words, avals, (num_replicas,), places.pop(0))
+        for i, leaf in zip(group, found, strict=True):
             leaves[i] = leaf
+    for words, aval in zip(outputs, scan.after[num_carry:], strict=True):
+        leaves += from_words(words, [aval], (length, num_replicas), places.pop(0))
     return leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """Static part of a kernel."""
+
+    jaxpr: jex.core.Jaxpr
+    """the step of one replica"""
+    consts: Sequence[Any]
+    """constants of the jaxpr"""
+    num_carry: int
+    """leaves of the carry"""
+    num_replicas: int
+    length: int
+    """number of steps"""
+    lanes: int
+    """replicas of a program"""
+
+    @property
+    def before(self) -> list[Any]:
+        """Shapes and dtypes of the leaves of (carry, x)."""
+        return [cast(Any, var.aval) for var in self.jaxpr.invars]
+
+    @property
+    def after(self) -> list[Any]:
+        """Shapes and dtypes of the leaves of (carry, output)."""
+        return [cast(Any, var.aval) for var in self.jaxpr.outvars]
+
+    @property
+    def loaded(self) -> list[list[int]]:
+        """Positions of the leaves of the carry, by dtype: each list is one array in memory."""
+        return by_dtype(self.before[: self.num_carry])
+
+    @property
+    def changed(self) -> list[list[int]]:
+        """Positions of the leaves of the carry that a step changes, by dtype."""
+        inputs, outputs = self.jaxpr.invars, self.jaxpr.outvars
+        positions = [i for i in range(self.num_carry) if outputs[i] is not inputs[i]]
+        groups = by_dtype([self.after[i] for i in positions])
+        return [[positions[i] for i in group] for group in groups]
 
 
 def _require_supported(jaxpr: jex.core.Jaxpr, carry: Sequence[Any], length: int) -> None:
@@ -140,18 +164,17 @@ def _rows_of_a_lane(jaxpr: jex.core.Jaxpr) -> int | None:
 
 
 def _input_words(
-    jaxpr: jex.core.Jaxpr, carry: Sequence[Any], xs: Sequence[Any]
+    scan: Scan, carry: Sequence[Any], xs: Sequence[Any]
 ) -> tuple[list[jax.Array], list[jax.Array | None]]:
     """Return the carry, by dtype, and the inputs of the steps in memory.
 
     Inputs that are not read, such as the key of a deterministic step, are None.
     """
-    atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
+    atoms = [*scan.jaxpr.outvars, *(atom for eqn in scan.jaxpr.eqns for atom in eqn.invars)]
     read = {atom for atom in atoms if not isinstance(atom, jex.core.Literal)}
-    x_vars = jaxpr.invars[len(carry) :]
-    groups = by_dtype([var.aval for var in jaxpr.invars[: len(carry)]])
-    return [to_group([carry[i] for i in group]) for group in groups], [
-        to_words(leaf, 2) if var in read else None for leaf, var in zip(xs, x_vars, strict=True)
+    inputs = zip(xs, scan.jaxpr.invars[scan.num_carry :], strict=True)
+    return [to_group([carry[i] for i in group]) for group in scan.loaded], [
+        to_words(leaf, 2) if var in read else None for leaf, var in inputs
     ]
 
 
@@ -168,53 +191,44 @@ def _kernel(
     shared_refs: Sequence[Any],
     carry_refs: Sequence[Any],
     x_refs: Sequence[Any],
+    changed_refs: Sequence[Any],
     output_refs: Sequence[Any],
     *,
-    jaxpr: jex.core.Jaxpr,
-    consts: Sequence[Any],
-    num_carry: int,
-    groups: Sequence[Sequence[int]],
-    length: int,
-    lanes: int,
-    num_replicas: int,
-    places: list[Any],
+    scan: Scan,
+    places: list[list[Any]],
 ) -> None:
     """Run all steps of the replicas of one program; `words` describes the memory layout.
 
-    The carry stays in registers from the first step to the last. `carry_refs` contains the carry by
-    dtype, and `output_refs` the arrays of `groups`: changed carry by dtype, then each output.
-    References are None for arrays that are not in memory, as in `_shared_words` and `_input_words`.
-    `places` receives the result of `store` for each of `groups`.
+    The carry stays in registers from the first step to the last. References are None for arrays
+    that are not in memory, as in `_shared_words` and `_input_words`. `places` receives the results
+    of `store` for `changed_refs`, then for `output_refs`.
     """
-    rows = pallas.program_id() * lanes + jax.lax.broadcasted_iota(jnp.int32, (lanes,), 0)
+    num_carry, num_replicas = scan.num_carry, scan.num_replicas
+    lane = jax.lax.broadcasted_iota(jnp.int32, (scan.lanes,), 0)
     # lanes beyond the last replica repeat it and write the same values
-    rows = jnp.minimum(rows, num_replicas - 1)
+    rows = jnp.minimum(pallas.program_id() * scan.lanes + lane, num_replicas - 1)
     shared_arrays: list[Any] = [
         constant(value) if ref is None else shared.load(ref, var.aval)
-        for ref, var, value in zip(shared_refs, jaxpr.constvars, consts, strict=True)
+        for ref, var, value in zip(shared_refs, scan.jaxpr.constvars, scan.consts, strict=True)
     ]
-    avals = [cast(Any, var.aval) for var in jaxpr.invars]
-    start: list[Any] = [None] * num_carry
-    for ref, group in zip(carry_refs, by_dtype(avals[:num_carry]), strict=True):
-        loaded = load_group(ref, [avals[i] for i in group], rows, num_replicas)
-        for i, array in zip(group, loaded, strict=True):
-            start[i] = array
-    changed = [i for group in groups for i in group if i < num_carry]
-    stored = list(zip(output_refs, groups, strict=True))
-    num_changed = sum(group[0] < num_carry for group in groups)
+    start = _load_carry(scan, carry_refs, rows)
+    changed = [i for group in scan.changed for i in group]
+    places_of_outputs: list[list[Any]] = []
+
+    def carry_of(words: Sequence[jax.Array]) -> list[Any]:
+        arrays = with_words([start[i] for i in changed], words)
+        now = dict(zip(changed, arrays, strict=True))
+        return [now.get(i, array) for i, array in enumerate(start)]
 
     def step(t: jax.Array, words: tuple) -> tuple:
-        carry = list(start)
-        for i, array in zip(changed, with_words([start[i] for i in changed], words), strict=True):
-            carry[i] = array
         x: list[Any] = [
             None if ref is None else load(ref, aval, rows, num_replicas, t)
-            for ref, aval in zip(x_refs, avals[num_carry:], strict=True)
+            for ref, aval in zip(x_refs, scan.before[num_carry:], strict=True)
         ]
-        after = [*map(numbers_of, evaluate(jaxpr, shared_arrays, [*carry, *x]))]
-        places[num_changed:] = [
-            store(ref, [after[i] for i in group], rows, num_replicas, t)
-            for ref, group in stored[num_changed:]
+        after = [*map(numbers_of, evaluate(scan.jaxpr, shared_arrays, [*carry_of(words), *x]))]
+        places_of_outputs[:] = [
+            store(ref, [array], rows, num_replicas, t)
+            for ref, array in zip(output_refs, after[num_carry:], strict=True)
         ]
         # broadcast and cast to the types that the loop carries
         return tuple(
@@ -222,9 +236,19 @@ def _kernel(
             for word, old in zip(words_of([after[i] for i in changed]), words, strict=True)
         )
 
-    words = jax.lax.fori_loop(0, length, step, tuple(words_of([start[i] for i in changed])))
-    last = dict(zip(changed, with_words([start[i] for i in changed], words), strict=True))
-    places[:num_changed] = [
+    first = tuple(words_of([start[i] for i in changed]))
+    last = carry_of(jax.lax.fori_loop(0, scan.length, step, first))
+    places[:] = [
         store(ref, [last[i] for i in group], rows, num_replicas)
-        for ref, group in stored[:num_changed]
-    ]
+        for ref, group in zip(changed_refs, scan.changed, strict=True)
+    ] + places_of_outputs
+
+
+def _load_carry(scan: Scan, refs: Sequence[Any], rows: jax.Array) -> list[Any]:
+    """Return the carry of the replicas `rows` before the first step."""
+    carry: list[Any] = [None] * scan.num_carry
+    for ref, group in zip(refs, scan.loaded, strict=True):
+        loaded = load_group(ref, [scan.before[i] for i in group], rows, scan.num_replicas)
+        for i, array in zip(group, loaded, strict=True):
+            carry[i] = array
+    return carry
