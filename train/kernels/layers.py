@@ -31,7 +31,6 @@ from wdjax.train.state.state import PolicyState
 MIN_SIZE = 16  # smallest matrix of tensor cores
 MAX_OUTPUTS = 128  # columns of the last layer of a tower
 MAX_WIDTH = 256  # units of a hidden layer
-MAX_INDEX = 2**31 - 1  # numbers in an array that a kernel can index
 NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
 # units of the first hidden layer that are in registers at once
 CHUNK = {"float32": 32, "bfloat16": 64}
@@ -201,7 +200,7 @@ def why_unused() -> str | None:
 
 def reaches(shape: Shape, num_rows: int) -> bool:
     """Return whether kernels can index the numbers of `num_rows` observations."""
-    return num_rows * max(shape.num_inputs, len(shape.sizes)) <= MAX_INDEX
+    return num_rows * max(shape.num_inputs, len(shape.sizes)) <= pallas.MAX_NUMBERS
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> jax.Array:

@@ -19,6 +19,8 @@ import jax
 # this once jaxlib contains the module.
 DIALECT = "jaxlib.mlir.dialects.tt"
 
+MAX_NUMBERS = 2**31 - 1  # numbers in an array that a kernel can index by int32
+
 
 @functools.cache
 def why_missing() -> str | None:

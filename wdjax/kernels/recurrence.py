@@ -22,7 +22,6 @@ SHARED_MEMORY = 227 * 1024  # bytes of a program on an H100, where the device do
 SCRATCH = 35 * 1024  # bytes of shared memory for other data than matrices
 ROWS = 16  # rows of a program: more take longer per step, and fewer have no matrix product
 WARPS = 8
-MAX_INDEX = 2**31 - 1  # numbers in an array that a kernel can index
 Ref = Any
 
 Advance = Callable[..., list[jax.Array]]
@@ -67,7 +66,8 @@ def why_not(size: int, shape: tuple[int, ...]) -> str | None:
     if size not in SIZES:
         return f"recurrent_size {size}: kernels support {', '.join(map(str, SIZES))}"
     total = shape[0] * shape[1] * shape[2]
-    return f"{total:,} inputs: more than a kernel can index" if total > MAX_INDEX else None
+    fits = total <= pallas.MAX_NUMBERS
+    return None if fits else f"{total:,} inputs: more than a kernel can index"
 
 
 def forward(

@@ -20,7 +20,6 @@ from wdjax.kernels import pallas
 from wdjax.kernels.lanes import Elements, array_of, identity, join, of_steps, words_of
 from wdjax.kernels.threefry import Key
 
-MAX_SIZE = 2**31 - 1  # elements of one array in memory: indices are int32
 AT_ONCE = 16  # words that an access before the loop loads
 STORED_AT_ONCE = 64  # words that an access stores
 
@@ -53,7 +52,7 @@ def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
         leading: (T, N).
 
     Raises:
-        NotImplementedError: for more than MAX_SIZE elements.
+        NotImplementedError: for more than MAX_NUMBERS elements.
     """
     size = math.prod(leading) * num_words(aval)
     _require_indexable((*leading, *aval.shape), size)
@@ -61,9 +60,9 @@ def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
 
 
 def _require_indexable(shape: tuple[int, ...], size: int) -> None:
-    if size > MAX_SIZE:
+    if size > pallas.MAX_NUMBERS:
         raise NotImplementedError(
-            f"an array has shape {shape}: kernels support up to {MAX_SIZE} elements"
+            f"an array has shape {shape}: kernels support up to {pallas.MAX_NUMBERS} elements"
         )
 
 
@@ -75,7 +74,7 @@ def to_words(leaf: Any, leading: int) -> jax.Array:
         leading: number of axes before `shape`: 2, 1 or 0.
 
     Raises:
-        NotImplementedError: for more than MAX_SIZE elements.
+        NotImplementedError: for more than MAX_NUMBERS elements.
     """
     words = jax.random.key_data(leaf) if is_key(leaf.dtype) else jnp.asarray(leaf)
     words = words.astype(jnp.int8) if words.dtype == bool else words
