@@ -119,7 +119,7 @@ def _unroll_gated(
     inputs, layer = self.dense_i(xs), self.dense_h
     if layer.bias is not None:
         inputs += jnp.broadcast_to(layer.bias[...], inputs.shape)
-    by_kernel = starts_empty and recurrence.is_chosen(self.hidden_features, inputs.shape)
+    by_kernel = recurrence.is_chosen(self.hidden_features, inputs.shape, starts_empty)
     kernel = layer.kernel[...]
     return unroll(type(self).advance, by_kernel, kernel, carry, inputs, restarts, start)
 
@@ -223,8 +223,9 @@ class MinGRU(nnx.Module):
     def unroll(
         self, carry: jax.Array, xs: jax.Array, restarts: jax.Array, start: jax.Array | None = None
     ) -> jax.Array:
-        has_kernel = start is None and type(self) is MinGRU  # a subclass may have other equations
-        if has_kernel and recurrence.is_chosen(self.size, (*restarts.shape, 2 * self.size)):
+        has_kernel = type(self) is MinGRU  # a subclass may have other equations
+        shape = *restarts.shape, 2 * self.size
+        if has_kernel and recurrence.is_chosen(self.size, shape, start is None):
             inputs = jnp.concatenate([self.gate(xs), self.candidate(xs)], axis=-1)
             return unroll(MinGRU.advance, True, None, carry, inputs, restarts, 0.0)
         keep, add = self._terms(xs)

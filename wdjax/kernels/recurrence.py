@@ -45,24 +45,29 @@ def fused_memories(policy: str | None) -> Iterator[None]:
         _POLICY.reset(token)
 
 
-def is_chosen(size: int, shape: tuple[int, ...]) -> bool:
+def is_chosen(size: int, shape: tuple[int, ...], starts_empty: bool) -> bool:
     """Return whether kernels unroll a memory, and record the decision.
 
     Args:
         size: width of the memory.
         shape: (T, M, gates * size), shape of the inputs.
+        starts_empty: whether episodes start from a carry of zeros.
     """
     policy = _POLICY.get()
-    return policy is not None and decide(f"memory of {policy}", why_not(size, shape))
+    why = why_not(size, shape, starts_empty)
+    return policy is not None and decide(f"memory of {policy}", why)
 
 
-def why_not(size: int, shape: tuple[int, ...]) -> str | None:
+def why_not(size: int, shape: tuple[int, ...], starts_empty: bool) -> str | None:
     """Return the reason why kernels cannot unroll a memory, or None.
 
     Args:
         size: width of the memory.
         shape: (T, M, gates * size), shape of the inputs.
+        starts_empty: whether episodes start from a carry of zeros.
     """
+    if not starts_empty:
+        return "its init_carry is custom"
     if size not in SIZES:
         return f"recurrent_size {size}: kernels support {', '.join(map(str, SIZES))}"
     total = shape[0] * shape[1] * shape[2]
