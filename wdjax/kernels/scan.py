@@ -107,22 +107,22 @@ class Scan:
     lanes: int
     """replicas of a program"""
 
-    @property
+    @functools.cached_property
     def before(self) -> list[Any]:
         """Shapes and dtypes of the leaves of (carry, x)."""
         return [cast(Any, var.aval) for var in self.jaxpr.invars]
 
-    @property
+    @functools.cached_property
     def after(self) -> list[Any]:
         """Shapes and dtypes of the leaves of (carry, output)."""
         return [cast(Any, var.aval) for var in self.jaxpr.outvars]
 
-    @property
+    @functools.cached_property
     def loaded(self) -> list[list[int]]:
         """Positions of the leaves of the carry, by dtype: each list is one array in memory."""
         return by_dtype(self.before[: self.num_carry])
 
-    @property
+    @functools.cached_property
     def changed(self) -> list[list[int]]:
         """Positions of the leaves of the carry that a step changes, by dtype."""
         inputs, outputs = self.jaxpr.invars, self.jaxpr.outvars
