@@ -1,9 +1,10 @@
 """Base class, state and space conversion of environments from other libraries."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -14,8 +15,10 @@ from flax import struct
 
 from wdjax.checks import require
 from wdjax.env import Env
+from wdjax.kernels.backend import on_gpu
+from wdjax.kernels.loops import unroll_short_loops
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, broadcasts_to
-from wdjax.stepping import RESERVED_INFO
+from wdjax.stepping import RESERVED_INFO, StepResult
 
 # Info entries that are not statistics: their sum over an episode has no meaning.
 NOT_SUMS = ("discount", "p", *RESERVED_INFO)
@@ -45,6 +48,18 @@ class ForeignEnv(Env):
             "evaluation work without pictures. To draw it, write a subclass of type(env) with a "
             f"method scene(states, params); states.inner contains the states of {self.library}."
         )
+
+
+def few_launches(step: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """Return the method `step` of a wrapped environment; on GPUs, short loops are unrolled."""
+
+    @functools.wraps(step)
+    def unrolled(self: ForeignEnv, key: jax.Array, state: Any, action: Any, params: Any) -> Any:
+        method = functools.partial(step, self)
+        call = unroll_short_loops(method) if on_gpu() else method
+        return call(key, state, action, params)
+
+    return unrolled
 
 
 def first_state(inner: Any, terminated: Any) -> State:

@@ -46,6 +46,7 @@ class GymnaxEnv(ForeignEnv):
             obs = foreign.cast_obs(self._translate(params, obs), obs)
         return obs, foreign.first_state(inner, jnp.bool_(False))
 
+    @foreign.few_launches
     def step(self, key: jax.Array, state: State, action: Any, params: Any) -> StepResult:
         # actions after the end must not change the observation
         action = jnp.where(state.terminated, jnp.zeros_like(action), action)

@@ -93,6 +93,7 @@ class JaxMARLEnv(ForeignEnv):
         first = foreign.first_state(inner, terminated)
         return obs, JaxMARLState(**vars(first), obs=self._masks(obs))
 
+    @foreign.few_launches
     def step(
         self, key: jax.Array, state: JaxMARLState, action: dict[str, Any], params: Any
     ) -> StepResult:

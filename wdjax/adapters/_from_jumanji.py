@@ -76,6 +76,7 @@ class JumanjiEnv(ForeignEnv):
         zeros = jax.tree.map(jnp.zeros_like, numbers(timestep.extras))
         return obs, JumanjiState(**vars(first), obs=obs, extras=zeros)
 
+    @foreign.few_launches
     def step(self, key: jax.Array, state: JumanjiState, action: Any, params: Any) -> StepResult:
         (before,) = jax.tree.leaves(state.terminated)
         (action,) = jax.tree.leaves(action)
