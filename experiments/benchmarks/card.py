@@ -71,6 +71,12 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("tag_small", {
         "network.recurrent_size": 16, "network.memory": "lstm", "minibatches": 1}),
     "deep sets": ("tag_small", {"network.encoder": "deep_sets"}),
+    "deep sets, separate trunks": ("tag_small", {
+        "network.encoder": "deep_sets", "network.encoder_options": {"pool": "mean"},
+        "network.hidden_sizes": [32], "network.shared_trunk": False}),
+    "deep sets, past selves": ("tag_small", {
+        "network.encoder": "deep_sets", "past_selves": 2, "past_selves_every": 1,
+        "past_selves_fraction": 0.5}),
     "attention": ("tag_small", {"network.encoder": "attention"}),
     "encoder and memory": ("tag_small", {
         "network.encoder": "deep_sets", "network.recurrent_size": 8, "minibatches": 1}),

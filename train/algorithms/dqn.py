@@ -151,7 +151,8 @@ def improve(
         hypers: hyperparameters at this point of the run.
         loss: loss(params) -> (loss, metrics) of the batch on this device.
     """
-    (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    with policy.engine.kernels_of_parts(policy):
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     grads, metrics = average((grads, metrics))
     metrics["grad_norm"] = optax.tree.norm(grads)
     params, opt_state = descend(

@@ -103,7 +103,8 @@ class EpsilonGreedy(Algorithm):
         hypers: Hypers,
     ) -> tuple[jax.Array, Fields, Carry]:
         """Take a random allowed action with probability epsilon, else the best one."""
-        q, carry = self.q_values(policy, state, obs, carry)
+        with policy.engine.kernels_of_parts(policy):
+            q, carry = self.q_values(policy, state, obs, carry)
         epsilon = hypers["epsilon"] if policy.config.trainable else 0.0
         allowed = (q > -1e8).astype(jnp.float32)  # `masked` sets -1e9
         random = allowed / jnp.sum(allowed, axis=-1, keepdims=True)

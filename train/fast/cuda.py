@@ -6,14 +6,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from wdjax.kernels import recurrence
-from wdjax.kernels.support import decide, why_not_lowered
+from wdjax.kernels.support import decide, kernels_for, why_not_lowered
+from wdjax.stepping import StepResult
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel
 from wdjax.train.kernels.gradient import gradient_kernel, prepare
@@ -29,14 +30,21 @@ from wdjax.train.kernels.layers import (
     why_unused,
 )
 from wdjax.train.kernels.loss import is_custom, rows_of, study
-from wdjax.train.kernels.rollout import WHOLE, play_replicas, why_by_scan
+from wdjax.train.kernels.rollout import (
+    STEPS,
+    WHOLE,
+    play_replicas,
+    step_replicas,
+    why_by_scan,
+)
 from wdjax.train.networks.distributions import Categorical, draw_uniform
-from wdjax.train.state.aliases import Carry, Fields, Observation, Params
+from wdjax.train.state.aliases import Carry, EnvParams, Fields, Observation, Params, PyTree
 from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
 from wdjax.train.state.flat import named
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState
+from wdjax.vector import VectorState
 
 
 class ByKernel(struct.PyTreeNode):
@@ -49,6 +57,8 @@ class ByKernel(struct.PyTreeNode):
 @dataclasses.dataclass(frozen=True)
 class Cuda(PackedEngine):
     """Fused kernels for policies with a `shape`; other GPUs than NVIDIA's use plain XLA."""
+
+    gradient_steps: ClassVar[int] = 2  # an iteration waits about 10 us for the one before it
 
     def acts_by_kernel(self, policy: Policy) -> bool:
         # custom functions cannot read a ByKernel as `state`
@@ -72,8 +82,9 @@ class Cuda(PackedEngine):
     ) -> tuple[jax.Array, Fields, Carry]:
         plain = super().act
         if not isinstance(state, ByKernel):
-            return plain(policy, state, carry, obs, keys)
-        by_kernel = functools.partial(draw_by_kernel, policy)
+            with self.kernels_of_parts(policy):
+                return plain(policy, state, carry, obs, keys)
+        by_kernel = functools.partial(self.with_kernels, policy, draw_by_kernel, policy)
         simple = lambda state, obs, keys: plain(policy, state.state, carry, obs, keys)[:2]  # noqa: E731
         action, notes = jax.lax.platform_dependent(state, obs, keys, cuda=by_kernel, default=simple)
         return action, notes, carry
@@ -90,8 +101,7 @@ class Cuda(PackedEngine):
         if not is_built_in(policy, evaluate):  # kernels compute the built-in actor-critic
             decide(f"learning of {policy.name}", why_plain(policy) or "its evaluate is custom")
             return self.plain_gradient(loss, policy, state, hypers, batch, evaluate)
-        simple = functools.partial(self.plain_gradient, loss, policy)
-        by_kernel = functools.partial(kernel_gradient, loss, policy)
+        by_kernel = functools.partial(self.with_kernels, policy, kernel_gradient, loss, policy)
         why = why_plain(policy)
         if why is None and not reaches(self.shape, batch.valid.size):
             why = f"{batch.valid.size:,} transitions: more than a kernel can index"
@@ -100,14 +110,25 @@ class Cuda(PackedEngine):
                 by_kernel, state, hypers, batch
             )
         if not decide(f"learning of {policy.name}", why):
-            return simple(state, hypers, batch)
+            return self.plain_gradient(loss, policy, state, hypers, batch)
+        simple = functools.partial(super().sum_gradient, loss, policy)
         return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
 
     def plain_gradient(self, loss: Loss, policy: Policy, *arguments: Any) -> tuple[Params, Means]:
-        """Compute `Engine.sum_gradient` in plain XLA, except for the unrolling of memories."""
-        has_kernels = self.reason != NO_KERNELS and why_unused() is None
-        with recurrence.fused_memories(policy.name if has_kernels else None):
+        """Compute `Engine.sum_gradient` in plain XLA, except for parts of the network."""
+        with self.kernels_of_parts(policy):
             return super().sum_gradient(loss, policy, *arguments)
+
+    def with_kernels(self, policy: Policy, function: Callable, *arguments: Any) -> Any:
+        """Call a function in the context of `kernels_of_parts`."""
+        with self.kernels_of_parts(policy):
+            return function(*arguments)
+
+    def kernels_of_parts(self, policy: Policy) -> AbstractContextManager[None]:
+        """Return a context in which kernels compute parts of a network without an own kernel."""
+        is_whole = self.shape is not None and self.shape.flat
+        has_kernels = self.reason != NO_KERNELS and not is_whole and why_unused() is None
+        return kernels_for(policy.name if has_kernels else None)
 
     def apply_if(
         self, take: jax.Array, step: Callable[[PolicyState], PolicyState], state: PolicyState
@@ -133,6 +154,25 @@ class Cuda(PackedEngine):
         return Ahead(
             all(by_kernel.values()), tuple(name for name, kernel in by_kernel.items() if kernel)
         )
+
+    def step(
+        self, setup: Setup, keys: PyTree, replicas: VectorState, action: PyTree, params: EnvParams
+    ) -> StepResult:
+        """Run a step in one kernel if it supports the environment."""
+        by_xla = functools.partial(super().step, setup)
+        why = why_unused() if setup.config.kernels else NO_KERNELS
+        if not decide(STEPS, why):
+            return by_xla(keys, replicas, action, params)
+
+        def by_kernel(*operands: Any) -> StepResult:
+            try:
+                return step_replicas(setup, *operands)
+            except Exception as error:  # other errors recur in plain XLA
+                decide(STEPS, (str(error).strip() or type(error).__name__).splitlines()[0])
+                return by_xla(*operands)
+
+        operands = keys, replicas, action, params
+        return jax.lax.platform_dependent(*operands, cuda=by_kernel, default=by_xla)
 
     def rollout(
         self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array
@@ -176,12 +216,13 @@ def draw_by_kernel(
     Returns:
         (action [N, n, ...], {"value", and "log_prob" if kept: [N, n]}).
     """
-    inputs, shape = inputs_of(policy, state.state, obs), policy.engine.shape
+    shape = policy.engine.shape
+    inputs = inputs_of(policy, state.state, obs)
     replicas = jax.tree.leaves(obs)[0].shape[0]
-    rows = (replicas, inputs.shape[0] // replicas)
+    rows = (replicas, len(inputs[0]) // replicas)
     discrete = cast(Categorical, policy.distribution)
     uniform = keys if keys.dtype == jnp.float32 else draw_uniform(discrete, keys, *rows)
-    uniform = uniform.reshape(inputs.shape[0], -1)
+    uniform = uniform.reshape(len(inputs[0]), -1)
     keeps_log_prob = policy.algorithm.keeps_log_prob
     action, value, log_prob = act_kernel(
         shape, state.towers, inputs, uniform, keeps_log_prob, interpret
@@ -212,9 +253,15 @@ def kernel_gradient(
     """
     params, back = jax.vjp(lambda params: named(state.replace(params=params)).params, state.params)
     state = named(state).replace(params=params)
-    shape, inputs = policy.engine.shape, inputs_of(policy, state, batch.obs)
-    options = policy.options(hypers)
+    shape, options = policy.engine.shape, policy.options(hypers)
+    inputs, encoder_back = jax.vjp(
+        lambda params: inputs_of(policy, state.replace(params=params), batch.obs), params
+    )
     task, data = prepare(shape, inputs, batch.action, rows_of(batch), loss, options, interpret)
-    kernel = gradient_kernel if shape.is_narrow else wide_gradient
-    grads, sums = kernel(task, data, state.params)
+    if not shape.is_narrow:
+        grads, sums = wide_gradient(task, data, params)
+        return back(grads)[0], sums
+    grads, sums, of_inputs = gradient_kernel(task, data, params)
+    if of_inputs:
+        grads = jax.tree.map(jnp.add, grads, encoder_back(of_inputs)[0])
     return back(grads)[0], sums

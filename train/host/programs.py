@@ -18,7 +18,7 @@ from wdjax.lazy import no_garbage_collection
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
 from wdjax.train.kernels.layers import why_unused
-from wdjax.train.kernels.rollout import WHOLE
+from wdjax.train.kernels.rollout import STEPS, WHOLE
 from wdjax.train.learner.learner import Learner, run_up_to
 from wdjax.train.state.policy import Setup
 from wdjax.train.state.state import TrainState
@@ -67,8 +67,9 @@ def words_of_kernels(heard: Mapping[str, str | None]) -> str:
     """
     if on_cpu() or not heard:
         return ""
-    if heard.get(WHOLE, "") is None:  # it includes acting
-        heard = {what: why for what, why in heard.items() if not what.startswith("acting")}
+    if heard.get(WHOLE, "") is None:  # it includes acting and steps
+        parts = ("acting", STEPS)
+        heard = {what: why for what, why in heard.items() if not what.startswith(parts)}
     reasons: dict[str, list[str]] = {}
     for what, why in heard.items():
         reasons.setdefault(why or "", []).append(what)
@@ -165,7 +166,7 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     """Return XLA's options for a run on a GPU.
 
     They shorten autotuning: if kernels compute the products, XLA does not try Triton for the few
-    others. On one device they launch independent kernels side by side, which takes memory.
+    others. Independent kernels are launched side by side, which takes memory.
 
     Args:
         setup: setup of the run.
@@ -173,11 +174,11 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     """
     if not on_gpu():
         return {}
-    have_kernels = all(policy.engine.shape for policy in setup.policies.values())
-    order = SIDE_BY_SIDE if setup.num_devices == 1 else {}  # not measured with collectives
+    shapes = [policy.engine.shape for policy in setup.policies.values()]
+    have_kernels = all(shape and shape.flat for shape in shapes)
     if alone and have_kernels and why_unused() is None:
-        return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **order}
-    return {**ONE_WAY, **order, **({} if setup.config.search_products else LIBRARIES)}
+        return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **SIDE_BY_SIDE}
+    return {**ONE_WAY, **SIDE_BY_SIDE, **({} if setup.config.search_products else LIBRARIES)}
 
 
 def compile_lowered(

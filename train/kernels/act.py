@@ -4,13 +4,14 @@ A program computes the whole network for a block of rows; hidden layers stay in 
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
+from wdjax.kernels.activations import ACTIVATIONS
 from wdjax.train.kernels.layers import (
-    ACTIVATIONS,
     Ref,
     Shape,
     Span,
@@ -22,6 +23,7 @@ from wdjax.train.kernels.layers import (
     load_rows,
     log_prob_and_entropy,
     padded,
+    pieces,
     product,
 )
 
@@ -34,7 +36,7 @@ WARPS = 4
 def act_kernel(
     shape: Shape,
     towers: tuple[Tower, ...],
-    inputs: jax.Array,
+    inputs: Sequence[jax.Array],
     uniform: jax.Array,
     with_log_prob: bool,
     interpret: bool = False,
@@ -44,7 +46,7 @@ def act_kernel(
     Args:
         shape: static sizes of the policy.
         towers: towers of its network, `transposed`.
-        inputs: [R, num_inputs] float32, flattened observations.
+        inputs: [R, num_inputs] float32 of each tower, or of all towers.
         uniform: [R, components] float32 in [0, 1).
         with_log_prob: whether to compute log pi(a).
         interpret: run step by step in XLA on any device, for tests.
@@ -63,12 +65,14 @@ def act_kernel(
     kernel = functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows)
     grid = (pallas.cdiv(num_rows, rows),)
     call = pallas.call(kernel, "act", outputs, grid, WARPS, stages=2, interpret=interpret)
-    action, value, log_prob = call(inputs.reshape(-1), uniform.reshape(-1), towers)
+    action, value, log_prob = call(
+        [rows.reshape(-1) for rows in inputs], uniform.reshape(-1), towers
+    )
     return action.reshape(num_rows, components), value, log_prob
 
 
 def _kernel(
-    inputs_ref: Ref,
+    inputs_refs: list[Ref],
     uniform_ref: Ref,
     towers: tuple[TowerRefs, ...],
     action_ref: Ref,
@@ -81,7 +85,10 @@ def _kernel(
 ) -> None:
     row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     row = jnp.minimum(row, num_rows - 1)  # surplus lanes repeat the last row and its writes
-    outputs, *values = (run_tower(inputs_ref, row, tower, shape) for tower in towers)
+    outputs, *values = (
+        run_tower(inputs_refs[min(i, len(inputs_refs) - 1)], row, tower, shape)
+        for i, tower in enumerate(towers)
+    )
     value = column(values[0], 0) if values else column(outputs, shape.num_outputs)
     actions = []
     for i, (first, size) in enumerate(shape.components):
@@ -155,13 +162,3 @@ def first_layer(
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
         sums += product(piece, kernel_ref[units, first : first + width].T, shape.dtype)
     return ACTIVATIONS[shape.activation](sums)
-
-
-def pieces(size: int) -> list[tuple[int, int]]:
-    """Return (first, width) of pieces that cover a size; widths are powers of two, at least 16."""
-    found, first = [], 0
-    while first < size:
-        width = max(16, 1 << ((size - first).bit_length() - 1))
-        found.append((first, width))
-        first += width
-    return found

@@ -24,16 +24,15 @@ The inputs have an additional column of ones, which makes the first bias a row o
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
+from wdjax.kernels.activations import ACTIVATIONS, SLOPES
 from wdjax.train.kernels.layers import (
-    ACTIVATIONS,
     MIN_SIZE,
-    SLOPES,
     Ref,
     Shape,
     Tower,
@@ -41,6 +40,7 @@ from wdjax.train.kernels.layers import (
     load_rows,
     log_prob_and_entropy,
     padded,
+    pieces,
     product,
     towers_of,
 )
@@ -56,8 +56,9 @@ HALF, MAX_HALF = "float16", 65504.0
 TINY = 1e-30  # smallest divisor of gradients, if no row is valid
 BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
 
-Data: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, BatchRows]
-"""(flat inputs, flat actions, hyperparameters, other fields of the rows) in memory"""
+Data: TypeAlias = tuple[list[jax.Array], jax.Array, jax.Array, BatchRows]
+"""(flat inputs of each tower, or of all towers; flat actions, hyperparameters, other fields of the
+rows) in memory"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Task:
 
 def prepare(
     shape: Shape,
-    inputs: jax.Array,
+    inputs: Sequence[jax.Array],
     action: jax.Array,
     row: BatchRows,
     loss: Loss,
@@ -121,7 +122,7 @@ def prepare(
 
     Args:
         shape: static sizes of the policy.
-        inputs: [R, num_inputs] float32, flattened observations.
+        inputs: [R, num_inputs] float32 of each tower, or of all towers.
         action: [R, ...] int32, the components of each action.
         row: [R] float32 each, `valid` bool.
         loss: loss of a batch, such as `PPO.loss`.
@@ -132,7 +133,8 @@ def prepare(
     numbers = [jnp.float32(getattr(options, name)) for name in found.read]
     static = dataclasses.replace(options, **dict.fromkeys(found.read, 0.0))
     row = row.replace(valid=row.valid.astype(jnp.int8))
-    data = inputs.reshape(-1), action.reshape(-1), jnp.stack(numbers or [jnp.float32(0.0)]), row
+    flat = [rows.reshape(-1) for rows in inputs]
+    data = flat, action.reshape(-1), jnp.stack(numbers or [jnp.float32(0.0)]), row
     return Task(shape, loss, static, found, interpret), data
 
 
@@ -153,25 +155,33 @@ def load_block(
     return index, actions, row.replace(valid=(row.valid > 0) & (place < num_rows))
 
 
-def gradient_kernel(task: Task, data: Data, params: Params) -> tuple[Params, Means]:
-    """Return (gradients of the loss summed over valid rows, sums of its terms).
+def gradient_kernel(
+    task: Task, data: Data, params: Params
+) -> tuple[Params, Means, list[jax.Array]]:
+    """Return gradients of the loss summed over valid rows, and sums of its terms.
 
     Args:
         task: from `prepare`.
         data: from `prepare`.
         params: parameters of an actor-critic network.
+
+    Returns:
+        (gradients of the parameters after the encoder, sums, gradients of the inputs of each tower
+        [R, num_inputs] if there is an encoder before them).
     """
     towers, back = jax.vjp(
         lambda params: [joined(tower, task.shape) for tower in towers_of(params, task.shape)],
         params,
     )
     if task.shape.shared:
-        grad, sums = _tower_gradient(task, data, towers[0], BOTH)
-        return back([grad])[0], sums
-    policy_grad, sums = _tower_gradient(task, data, towers[0], POLICY)
-    value_grad, of_value = _tower_gradient(task, data, towers[1], VALUE)
+        grad, sums, *of_inputs = _tower_gradient(task, data, towers[0], BOTH)
+        return back([grad])[0], sums, of_inputs
+    inputs, *rest = data
+    own: list[Data] = [(part, *rest) for part in (inputs[:1], inputs[-1:])]  # type: ignore[misc]
+    policy_grad, sums, *of_inputs = _tower_gradient(task, own[0], towers[0], POLICY)
+    value_grad, of_value, *more = _tower_gradient(task, own[1], towers[1], VALUE)
     sums |= {name: of_value[name] for name in task.study.of_value}
-    return back([policy_grad, value_grad])[0], sums
+    return back([policy_grad, value_grad])[0], sums, [*of_inputs, *more]
 
 
 def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
@@ -183,7 +193,8 @@ def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
 
 def _tower_gradient(
     task: Task, data: Data, tower: tuple[jax.Array, Tower], part: str
-) -> tuple[tuple[jax.Array, Tower], Means]:
+) -> tuple[Any, ...]:
+    """Return (gradient of the tower, sums of terms), and the gradient of encoded inputs."""
     num_rows = len(data[-1].valid)
     rows = min(ROWS, padded(num_rows))
     blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # per program
@@ -194,14 +205,20 @@ def _tower_gradient(
     )
     shapes = *(weight.shape for weight in weights), (padded(len(task.study.terms)),)
     *grads, sums = [jax.ShapeDtypeStruct((programs, *shape), jnp.float32) for shape in shapes]
+    size = num_rows, sum(width for _, width in pieces(task.shape.num_inputs))
+    of_inputs = None if task.shape.flat else jax.ShapeDtypeStruct(size, jnp.float32)
     kernel = functools.partial(
         _kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks
     )
+    out_shape = grads, sums, of_inputs
     run = pallas.call(
-        kernel, "gradient", (grads, sums), (programs,), WARPS, stages=1, interpret=task.interpret
+        kernel, "gradient", out_shape, (programs,), WARPS, stages=1, interpret=task.interpret
     )
-    grads, sums = jax.tree.map(lambda numbers: jnp.sum(numbers, axis=0), run(*data, weights))
-    return jax.tree.unflatten(tree, grads), dict(zip(task.study.terms, sums, strict=False))
+    (inputs,), *numbers = data
+    *found, of_inputs = run(inputs, *numbers, weights)
+    grads, sums = jax.tree.map(lambda numbers: jnp.sum(numbers, axis=0), found)
+    result = jax.tree.unflatten(tree, grads), dict(zip(task.study.terms, sums, strict=False))
+    return result if of_inputs is None else (*result, of_inputs[:, : task.shape.num_inputs])
 
 
 # Inside a kernel
@@ -215,6 +232,7 @@ def _kernel(
     weight_refs: list[Ref],
     grad_refs: list[Ref],
     sums_ref: Ref,
+    of_inputs_ref: Ref | None,
     *,
     task: Task,
     part: str,
@@ -240,7 +258,11 @@ def _kernel(
             larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))
             grads = [grad * (top / larger) for grad in grads]
             gradient, top = gradient * (1.0 / larger), larger
-        grads = jax.tree.map(jnp.add, grads, backward(weight_refs, features, backs, gradient))
+        found_grads, gradient = backward(weight_refs, features, backs, gradient)
+        grads = jax.tree.map(jnp.add, grads, found_grads)
+        if of_inputs_ref is not None:
+            start = (program * blocks + i) * rows
+            store_of_inputs(of_inputs_ref, gradient, top, weight_refs[0], start)
         return grads, sums + as_columns(jax.tree.leaves(found), sums.shape[1]), top
 
     zeros = [
@@ -289,8 +311,8 @@ def backward(
     features: list[jax.Array],
     backs: list[Callable[[jax.Array], jax.Array]],
     gradient: jax.Array,
-) -> list[jax.Array]:
-    """Return the gradients of the matrices and biases of a tower for a block.
+) -> tuple[list[jax.Array], jax.Array]:
+    """Propagate gradients through a tower for a block of rows.
 
     Gradients of matrices with more columns than rows are transposed: tensor cores expect the longer
     side first. Gradients of biases are [outputs, MIN_SIZE] with equal columns: a product with ones
@@ -301,6 +323,9 @@ def backward(
         features: from `forward`.
         backs: from `forward`.
         gradient: [B, columns] of the outputs.
+
+    Returns:
+        (gradients of the matrices and biases, gradient of the products of the first layer).
     """
     grads: list[jax.Array] = []
     dtype = features[0].dtype
@@ -314,7 +339,27 @@ def backward(
         grads.append(product(long.T, short, dtype))
         if i:
             gradient = backs[i - 1](product(gradient, refs[2 * i - 1][...].T, dtype))
-    return grads[::-1]
+    return grads[::-1], gradient
+
+
+def store_of_inputs(
+    ref: Ref, gradient: jax.Array, scale: jax.Array, matrix: Ref, start: jax.Array
+) -> None:
+    """Store the gradient of the inputs of a block.
+
+    Args:
+        ref: [R, columns], gradients of all rows.
+        gradient: [B, width] of the products of the first layer, divided by `scale`.
+        scale: ().
+        matrix: of the first layer, [inputs, width].
+        start: first row of the block.
+    """
+    (num_rows, num_columns), rows = ref.shape, gradient.shape[0]
+    for first, width in pieces(num_columns):
+        values = scale * product(gradient, matrix[first : first + width, :].T, "float32")
+        row = start + jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
+        own = ref.at[pallas.span(start, rows), first : first + width]
+        pallas.store(own, values, mask=row < num_rows)
 
 
 def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:

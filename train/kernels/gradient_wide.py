@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.act import first_layer, load_inputs, pieces
+from wdjax.kernels.activations import ACTIVATIONS, SLOPES
+from wdjax.train.kernels.act import first_layer, load_inputs
 from wdjax.train.kernels.gradient import BOTH, Data, Task, load_block
 from wdjax.train.kernels.layers import (
-    ACTIVATIONS,
-    SLOPES,
     Ref,
     Shape,
     Tower,
     TowerRefs,
     chunk_of,
+    pieces,
     product,
     towers_of,
     transposed,
@@ -65,7 +65,7 @@ def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> 
         size: number of rows.
     """
     shape, dtype, blocks = task.shape, jnp.dtype(task.shape.dtype), size // ROWS
-    *numbers, row = data
+    (inputs,), *numbers, row = data
     w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
@@ -84,7 +84,7 @@ def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> 
             partial(len(task.study.terms)),
         ],
         name="wide_forward",
-    )(part, *numbers, *transposed((tower,), shape), row)
+    )(part, inputs, *numbers, *transposed((tower,), shape), row)
     dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape),
         out_shape=[

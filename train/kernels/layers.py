@@ -17,13 +17,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.kernels import pallas
+from wdjax.kernels.activations import ACTIVATIONS
 from wdjax.kernels.backend import on_cpu
 from wdjax.kernels.support import why_no_kernels
 from wdjax.overrides import overridden
 from wdjax.spaces import Dict
+from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.actor_critic import MLP, ActorCritic, Trunk, without_mask
+from wdjax.train.networks.checks import with_layout
 from wdjax.train.networks.distributions import Categorical
-from wdjax.train.networks.encoders import MASK, FlatEncoder, encode, encoded_size
+from wdjax.train.networks.encoders import MASK, Encoder, FlatEncoder, encode, make_encoder
 from wdjax.train.state.aliases import Observation
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
@@ -36,11 +39,6 @@ NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in r
 CHUNK = {"float32": 32, "bfloat16": 64}
 
 NO_KERNELS = "kernels: false"  # the reason for having no kernels by configuration
-
-# activations of kernels; those in networks/actor_critic.py may be replaced
-ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
-# act'(x) as a function of act(x)
-SLOPES = {"relu": lambda h: (h > 0).astype(h.dtype), "tanh": lambda h: 1.0 - h * h}
 
 Tower = tuple[tuple[jax.Array, jax.Array], ...]
 """(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
@@ -62,6 +60,7 @@ class Shape:
     shared: bool  # whether policy and value share a trunk
     activation: str
     dtype: str  # of products in hidden layers: float32 or bfloat16
+    flat: bool = True  # whether the inputs are observations, without an encoder before them
 
     @property
     def num_outputs(self) -> int:
@@ -90,12 +89,21 @@ def padded(size: int) -> int:
     return max(MIN_SIZE, 1 << (size - 1).bit_length())
 
 
+def pieces(size: int) -> list[tuple[int, int]]:
+    """Return (first, width) of pieces that cover a size; widths are powers of two, at least 16."""
+    found, first = [], 0
+    while first < size:
+        width = max(16, 1 << ((size - first).bit_length() - 1))
+        found.append((first, width))
+        first += width
+    return found
+
+
 def shape_of(policy: Policy) -> Shape | str:
     """Return the static sizes of a policy's kernels, or the reason for having none."""
     network, space = policy.config.network, policy.assignment.observation_space
     widths, distribution = network.hidden_sizes, policy.distribution
     refusals = {
-        f"its encoder is {network.encoder}": policy.encoder is not FlatEncoder,
         "it has an action mask": isinstance(space, Dict) and MASK in space.spaces,
         "it is recurrent": policy.is_recurrent,
         "it has layer normalization": network.layer_norm,
@@ -108,15 +116,17 @@ def shape_of(policy: Policy) -> Shape | str:
         return why
     assert isinstance(distribution, Categorical)
     shape = Shape(
-        encoded_size(space),
+        encoder_of(policy).num_features,
         tuple(widths),
         distribution.sizes,
         network.shared_trunk,
         network.activation,
         network.compute_dtype,
+        policy.encoder is FlatEncoder,
     )
     takes_wide = (
         shape.shared
+        and shape.flat
         and len(widths) == 2
         and min(widths) >= 64
         and shape.activation in ("relu", "tanh")
@@ -130,11 +140,23 @@ def shape_of(policy: Policy) -> Shape | str:
             shape.is_narrow and shape.dtype != "float32"
         ),
         f"hidden_sizes {list(widths)}: kernels for wide networks need a shared trunk, two layers "
-        f"of at least 64 units, relu or tanh, and at most {MAX_WIDTH} inputs": (
+        f"of at least 64 units, relu or tanh, at most {MAX_WIDTH} inputs, and no encoder": (
             not shape.is_narrow and not takes_wide
         ),
     }
     return first_refusal(refusals) or shape
+
+
+def network_config(policy: Policy) -> NetworkConfig:
+    """Return the configuration of a network, with the environment's layout for its encoder."""
+    return with_layout(policy.config.network, policy.assignment.layout)
+
+
+@functools.lru_cache(maxsize=64)
+def encoder_of(policy: Policy) -> Encoder:
+    """Return the encoder of a policy, with shapes and dtypes as parameters."""
+    space, config = without_mask(policy.assignment.observation_space), network_config(policy)
+    return nnx.eval_shape(lambda: make_encoder(space, config, nnx.Rngs(jax.random.key(0))))
 
 
 def first_refusal(refusals: Mapping[str, bool]) -> str | None:
@@ -157,7 +179,8 @@ def why_custom(policy: Policy) -> str | None:
         return f"its network is not the built-in {ActorCritic.__name__}"
     if type(policy.distribution) is not Categorical:
         return f"its distribution is {type(policy.distribution).__name__}"
-    classes = [(cls, cls, ()) for cls in (ActorCritic, Trunk, MLP, FlatEncoder)]
+    stock = [ActorCritic, Trunk, MLP] + [FlatEncoder] * (policy.encoder is FlatEncoder)
+    classes = [(cls, cls, ()) for cls in stock]
     for owner, cls, names in (
         *classes,
         (policy.distribution, Categorical, ()),
@@ -170,8 +193,11 @@ def why_custom(policy: Policy) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _has_stock_network(policy: Policy) -> bool:
-    """Return whether a network has the modules and attributes that the kernels implement."""
-    space, config = without_mask(policy.assignment.observation_space), policy.config.network
+    """Return whether a network has the modules and attributes that the kernels implement.
+
+    Encoders other than the flat one may be custom: the kernels compute the layers after them.
+    """
+    space, config = without_mask(policy.assignment.observation_space), network_config(policy)
 
     def build() -> ActorCritic:
         network = ActorCritic(space, policy.distribution, config, rngs=nnx.Rngs(jax.random.key(0)))
@@ -180,7 +206,17 @@ def _has_stock_network(policy: Policy) -> bool:
                 trunk.mlp.activation = ACTIVATIONS[config.activation]
         return network
 
-    return policy.graphdef == nnx.graphdef(nnx.eval_shape(build))
+    stock = nnx.eval_shape(build)
+    try:
+        own = nnx.merge(policy.graphdef, nnx.state(stock))
+    except Exception:  # another structure
+        return False
+    if policy.encoder is not FlatEncoder:
+        for network in (own, stock):
+            for trunk in (network.trunk, network.value_trunk):
+                if trunk is not None:
+                    del trunk.encoder
+    return nnx.graphdef(own) == nnx.graphdef(stock)
 
 
 def why_unused() -> str | None:
@@ -203,11 +239,19 @@ def reaches(shape: Shape, num_rows: int) -> bool:
     return num_rows * max(shape.num_inputs, len(shape.sizes)) <= pallas.MAX_NUMBERS
 
 
-def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> jax.Array:
-    """Return the inputs of the first layer, [R, num_inputs], for observations [..., *part]."""
+def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> list[jax.Array]:
+    """Return the inputs of the towers, [R, num_inputs], for observations [..., *part].
+
+    Observations are the inputs of all towers. Features of an encoder are inputs of one tower.
+    """
     seen, _ = policy.inputs(state, obs)
-    rows = encode(policy.assignment.observation_space, seen)
-    return rows.reshape(-1, rows.shape[-1])
+    if policy.engine.shape.flat:
+        features = [encode(policy.assignment.observation_space, seen)]
+    else:
+        network = nnx.merge(policy.graphdef, state.params)
+        trunks = [network.trunk, network.value_trunk]
+        features = [trunk.encoder(seen) for trunk in trunks if trunk is not None]
+    return [rows.reshape(-1, rows.shape[-1]) for rows in features]
 
 
 def towers_of(params: Mapping[str, Any], shape: Shape) -> tuple[Tower, ...]:
@@ -244,7 +288,9 @@ def chunk_of(shape: Shape) -> int:
     return min(CHUNK[shape.dtype], shape.widths[1])
 
 
-def load_rows(ref: Ref, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
+def load_rows(
+    ref: Ref, rows: jax.Array, first: int | jax.Array, width: int, num_columns: int
+) -> jax.Array:
     """Load a block of a matrix that is flat in memory, [B, width]; 0 after its last column.
 
     Args:

@@ -10,6 +10,7 @@ Observations therefore stay in registers and are not carried between iterations.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,19 @@ import jax.numpy as jnp
 from wdjax.kernels.lanes import limited
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
+from wdjax.stepping import StepResult
 from wdjax.train.kernels.layers import NO_KERNELS, first_refusal, why_unused
 from wdjax.train.networks.distributions import draws_by_uniform
 from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
-from wdjax.train.state.aliases import ActingState, Fields, Observation
+from wdjax.train.state.aliases import ActingState, EnvParams, Fields, Observation
+from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
+from wdjax.vector import VectorState
 
 WHOLE = "whole rollouts"
+STEPS = "environment steps"
 MAX_AGENTS = 8  # agents of all policies, limited by registers
 MAX_WIDTH = 64  # units of a layer
 # Operations on elements in a kernel, see `limited`. With MPE simple_spread (2,410), ten seeds train
@@ -68,6 +73,7 @@ def _why_not_acting(policy: Policy) -> str | None:
         # random numbers are drawn before the kernel
         "its distribution's sample is custom": not draws_by_uniform(policy.distribution),
         f"its {custom} is custom": custom is not None,
+        f"its encoder is {policy.config.network.encoder}": not shape.flat,
         "its observation is not a single Box": not isinstance(
             policy.assignment.observation_space, Box
         ),
@@ -96,7 +102,8 @@ def play_replicas(
         NotImplementedError: if a kernel does not support the rules of the environment.
     """
     setup = given.setup
-    replica = dataclasses.replace(setup, replicas=dataclasses.replace(setup.replicas, num_envs=1))
+    replicas_of_one = dataclasses.replace(setup.replicas, num_envs=1)
+    replica = dataclasses.replace(setup, replicas=replicas_of_one, engine=Engine())
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry
     starts = replicas.starts  # shared by the replicas: stays in memory, read at resets
@@ -131,6 +138,39 @@ def play_replicas(
         for name, own in rows.items()
     }
     return (replicas.replace(starts=starts), last_obs, live, carries), (rows, episodes)
+
+
+def step_replicas(
+    setup: Setup,
+    keys: Any,
+    replicas: VectorState,
+    action: Any,
+    params: EnvParams,
+    interpret: bool = False,
+) -> StepResult:
+    """Advance all replicas by one step as `Engine.step`, one replica per lane.
+
+    Raises:
+        NotImplementedError: if a kernel does not support the rules of the environment, or they
+            have too many operations.
+    """
+    one = dataclasses.replace(setup.replicas, num_envs=1)
+    keys = keys if isinstance(keys, tuple) else setup.replicas.draw_keys(keys)
+    starts = replicas.starts  # shared by the replicas: stays in memory, read at resets
+
+    def step(state: VectorState, x: tuple) -> tuple[VectorState, tuple]:
+        state, (keys, action) = jax.tree.map(lambda leaf: leaf[None], (state, x))
+        obs, state, *rest = one.step_with_keys(keys, state.replace(starts=starts), action, params)
+        after = state.replace(starts=None), (obs, *rest)
+        return jax.tree.map(lambda leaf: leaf[0], after)
+
+    first = jax.tree.map(lambda leaf: leaf[None], (keys, action))
+    with limited(MAX_OPERATIONS):
+        state, outputs = scan_replicas_kernel(
+            step, replicas.replace(starts=None), first, interpret=interpret
+        )
+    obs, *rest = jax.tree.map(lambda leaf: leaf[0], outputs)
+    return obs, state.replace(starts=starts), *rest
 
 
 def apart(

@@ -13,12 +13,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from wdjax.kernels.activations import ACTIVATIONS as SUPPORTED
+from wdjax.kernels.pooling import Layers, Sizes, why_not
+from wdjax.kernels.support import uses_kernel
+from wdjax.overrides import overridden
 from wdjax.spaces import Dict, Space
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.distributions import Distribution
-from wdjax.train.networks.encoders import MASK, make_encoder
+from wdjax.train.networks.encoders import MASK, FlatEncoder, make_encoder
 from wdjax.train.networks.linear import orthogonal, product
 from wdjax.train.networks.memories import RecurrentMemory, make_memory
+from wdjax.train.networks.normalization import run_normalized, why_plain
+from wdjax.train.networks.pooling import run_layers
 
 Carries = tuple[chex.ArrayTree, chex.ArrayTree | None] | None
 """(carry of the trunk, carry of the value's trunk or None); None: not recurrent"""
@@ -58,6 +64,14 @@ class MLP(nnx.Module):
                 setattr(self, f"norm_{i}", nnx.LayerNorm(sizes[i + 1], rngs=rngs))
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
+        if self.layer_norm and self.depth:
+            layers, norms = (
+                [getattr(self, f"{name}_{i}") for i in range(self.depth)]
+                for name in ("layer", "norm")
+            )
+            why = why_plain(layers, norms, self.activation, math.prod(inputs.shape[:-1]))
+            if uses_kernel("layer normalization", why):
+                return run_normalized(layers, norms, self.activation, inputs)
         for i in range(self.depth):
             inputs = getattr(self, f"layer_{i}")(inputs)
             if self.layer_norm:
@@ -88,7 +102,7 @@ class Trunk(nnx.Module):
         Returns:
             (features [..., num_features], next carry).
         """
-        features = self.mlp(self.encoder(obs))
+        features = self._hidden(obs)
         if self.cell is None:
             return features, None
         carry, features = self.cell(carry, features)
@@ -112,10 +126,39 @@ class Trunk(nnx.Module):
         Returns:
             Features [T, M, num_features].
         """
-        features = self.mlp(self.encoder(obs))
+        features = self._hidden(obs)
         starts = () if start is None else (start,)
         assert self.cell is not None  # only recurrent networks are unrolled
         return self.cell.unroll(carry, features, restart, *starts)
+
+    def _hidden(self, obs: chex.ArrayTree) -> jax.Array:
+        """Return the features of the hidden layers, [..., width]."""
+        inputs = self.encoder(obs)
+        if type(self.encoder) is FlatEncoder:  # a kernel computes no gradient of its inputs
+            parts = _for_kernel(self.mlp, inputs.shape)
+            if parts is not None and uses_kernel("hidden layers", None):
+                return run_layers(*parts, inputs)
+        return self.mlp(inputs)
+
+
+def _for_kernel(mlp: MLP, shape: tuple[int, ...]) -> tuple[str, Layers] | None:
+    """Return (activation, parameters of the layers) if a kernel can compute them.
+
+    Args:
+        mlp: the layers.
+        shape: of their inputs, [..., in_features].
+    """
+    if overridden(mlp, MLP) or mlp.layer_norm or not mlp.depth:
+        return None
+    layers = [getattr(mlp, f"layer_{i}") for i in range(mlp.depth)]
+    same = {(type(layer), layer.out_features, jnp.dtype(layer.dtype)) for layer in layers}
+    names = [name for name, function in SUPPORTED.items() if function is mlp.activation]
+    if same != {(nnx.Linear, mlp.num_features, jnp.dtype(jnp.float32))} or not names:
+        return None
+    rows = math.prod(shape[:-1])
+    sizes = Sizes(rows, 1, shape[-1], mlp.num_features, mlp.depth, "sum", names[0])
+    parts = [(layer.kernel[...], layer.bias[...]) for layer in layers]
+    return (names[0], parts) if why_not(sizes) is None else None
 
 
 class ActorCritic(nnx.Module):

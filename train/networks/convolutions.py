@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.checks import require, require_integer, require_known
+from wdjax.kernels.support import uses_kernel
 from wdjax.spaces import Box, Dict, Space
 from wdjax.train.networks.encoders import MASK, encode, encoded_size
 from wdjax.train.networks.linear import orthogonal
+from wdjax.train.networks.normalization import run_normalized, why_plain
 
 INITIALIZERS: dict[str, nnx.Initializer] = {
     "orthogonal": orthogonal(math.sqrt(2)),
@@ -91,16 +93,28 @@ class CNN(nnx.Module):
 
     def __call__(self, obs: chex.ArrayTree) -> jax.Array:
         image = functools.reduce(lambda part, name: cast(dict, part)[name], self.path, obs)
-        x = self.scale * jnp.asarray(image, jnp.float32)
+        x = self._convolved(self.scale * jnp.asarray(image, jnp.float32))
+        features = x.reshape(*x.shape[:-3], -1)
+        if self.others is None:
+            return features
+        return jnp.concatenate([features, encode(self.others, obs)], axis=-1)
+
+    def _convolved(self, x: jax.Array) -> jax.Array:
+        """Return images [..., rows', columns', out] for images [..., rows, columns, in]."""
+        if self.layer_norm and self.depth:
+            layers, norms = (
+                [getattr(self, f"{name}_{i}") for i in range(self.depth)]
+                for name in ("layer", "norm")
+            )
+            why = why_plain(layers, norms, jax.nn.relu, math.prod(x.shape[:-1]))
+            if uses_kernel("layer normalization of images", why):
+                return run_normalized(layers, norms, jax.nn.relu, x)
         for i in range(self.depth):
             x = getattr(self, f"layer_{i}")(x)
             if self.layer_norm:
                 x = getattr(self, f"norm_{i}")(x)
             x = jax.nn.relu(x)
-        features = x.reshape(*x.shape[:-3], -1)
-        if self.others is None:
-            return features
-        return jnp.concatenate([features, encode(self.others, obs)], axis=-1)
+        return x
 
 
 def convolve(

@@ -20,11 +20,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.checks import require, require_integer, require_known
+from wdjax.kernels import pooling
+from wdjax.kernels.support import uses_kernel
 from wdjax.named import find_named, import_named
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.linear import orthogonal
+from wdjax.train.networks.pooling import POOLS, pool_sets
 
 MASK = "action_mask"
 AGENT_TYPE = "agent_type"
@@ -157,9 +160,17 @@ class DeepSets(nnx.Module):
 
     def __call__(self, obs: chex.ArrayTree) -> jax.Array:
         others, present, own = self.parts(obs)
-        return jnp.concatenate(
-            [POOLS[self.pool](self.phi(others), present[..., None]), own], axis=-1
-        )
+        return jnp.concatenate([self.pooled(others, present), own], axis=-1)
+
+    def pooled(self, others: jax.Array, present: jax.Array) -> jax.Array:
+        """Return pool_i phi(x_i), [..., width]."""
+        layers, sets = self.phi.parameters(), others.reshape(-1, *others.shape[-2:])
+        sizes = pooling.sizes_of(self.pool, "relu", layers, sets)
+        is_built_in = (type(self), type(self.phi)) == (DeepSets, SetLayers)
+        if is_built_in and uses_kernel("set encoder", pooling.why_not(sizes)):
+            rows = pool_sets(self.pool, "relu", layers, sets, present.reshape(sets.shape[:2]))
+            return rows.reshape(*others.shape[:-2], -1)
+        return POOLS[self.pool](self.phi(others), present[..., None])
 
 
 class Attention(nnx.Module):
@@ -231,6 +242,11 @@ class SetLayers(nnx.Module):
                 self, f"layer_{i}", nnx.Linear(sizes[i], sizes[i + 1], kernel_init=init, rngs=rngs)
             )
 
+    def parameters(self) -> list[tuple[jax.Array, jax.Array]]:
+        """Return the kernel and the bias of each layer."""
+        layers = [getattr(self, f"layer_{i}") for i in range(self.depth)]
+        return [(layer.kernel[...], layer.bias[...]) for layer in layers]
+
     def __call__(self, rows: jax.Array) -> jax.Array:
         for i in range(self.depth):
             rows = jax.nn.relu(getattr(self, f"layer_{i}")(rows))
@@ -258,15 +274,6 @@ class SetParts:
             own = jnp.concatenate([own, encode(self.space[AGENT_TYPE], obs[AGENT_TYPE])], axis=-1)
         return jnp.where(present[..., None], others, 0.0), present, own
 
-
-# Name -> function of (features [..., k, width] of at least 0, present [..., k, 1]) -> [..., width].
-POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "max": lambda rows, present: jnp.max(rows, -2, where=present, initial=0.0),
-    "mean": lambda rows, present: (
-        jnp.sum(rows, -2, where=present) / jnp.maximum(jnp.sum(present, -2), 1)
-    ),
-    "sum": lambda rows, present: jnp.sum(rows, -2, where=present),
-}
 
 # Name in a preset -> class or import path; any other encoder is named by its import path.
 ENCODERS: dict[str, type | str] = {

@@ -22,7 +22,7 @@ from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.encoders import module_class, require_module
 from wdjax.train.networks.linear import orthogonal, product
-from wdjax.train.networks.recurrences import unroll
+from wdjax.train.networks.recurrences import input_products, unroll
 
 
 class RecurrentMemory(nnx.Module):
@@ -116,12 +116,13 @@ def _unroll_gated(
     # the arrays of all steps do not fit into a CPU's caches; a subclass may have other equations
     if on_cpu() or type(self) not in (GRU, LSTM):
         return _scan(self, carry, xs, restarts, start)
-    inputs, layer = self.dense_i(xs), self.dense_h
-    if layer.bias is not None:
-        inputs += jnp.broadcast_to(layer.bias[...], inputs.shape)
+    layers = self.dense_i, self.dense_h
+    inputs = input_products(xs, layers[0].kernel[...])
+    zeros = jnp.zeros(inputs.shape[-1], jnp.float32)
+    bias = sum((layer.bias[...] for layer in layers if layer.bias is not None), zeros)
     by_kernel = recurrence.is_chosen(self.hidden_features, inputs.shape, starts_empty)
-    kernel = layer.kernel[...]
-    return unroll(type(self).advance, by_kernel, kernel, carry, inputs, restarts, start)
+    kernel = layers[1].kernel[...]
+    return unroll(type(self).advance, by_kernel, kernel, bias, carry, inputs, restarts, start)
 
 
 class GRU(nnx.GRUCell):
@@ -226,8 +227,13 @@ class MinGRU(nnx.Module):
         has_kernel = type(self) is MinGRU  # a subclass may have other equations
         shape = *restarts.shape, 2 * self.size
         if has_kernel and recurrence.is_chosen(self.size, shape, start is None):
-            inputs = jnp.concatenate([self.gate(xs), self.candidate(xs)], axis=-1)
-            return unroll(MinGRU.advance, True, None, carry, inputs, restarts, 0.0)
+            layers = self.gate, self.candidate
+            kernel, bias = (
+                jnp.concatenate([getattr(layer, name)[...] for layer in layers], axis=-1)
+                for name in ("kernel", "bias")
+            )
+            inputs = input_products(xs, kernel)
+            return unroll(MinGRU.advance, True, None, bias, carry, inputs, restarts, 0.0)
         keep, add = self._terms(xs)
         restart = restarts[..., None]
         first = self.empty(restarts.shape[1:]) if start is None else start

@@ -24,12 +24,16 @@ from wdjax.kernels.backend import cuda_or_default
 UNROLL = 8
 """steps per iteration of a loop on a GPU: 1.5 times as fast as one; 16 take longer to compile"""
 
+PART = 2048
+"""rows of a product in the gradient of a kernel; results of shorter ones would take more time"""
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def unroll(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
     kernel: jax.Array | None,
+    bias: jax.Array,
     carry: chex.ArrayTree,
     inputs: jax.Array,
     restarts: jax.Array,
@@ -42,18 +46,20 @@ def unroll(
             lists of [M, size].
         by_kernel: whether kernels unroll the memory on NVIDIA GPUs; `start` must then be zeros.
         kernel: [size, gates * size]; None: there are no gates of h.
+        bias: [gates * size], added to the inputs.
         carry: before the first step, leaves [M, size].
-        inputs: [T, M, gates * size].
+        inputs: [T, M, gates * size], see `input_products`.
         restarts: [T, M] bool, an episode starts with this step, from the carry `start`.
         start: leaves [M, size] or (), constant: it has no gradient.
     """
-    return _forward(advance, by_kernel, kernel, carry, inputs, restarts, start)[0]
+    return _forward(advance, by_kernel, kernel, bias, carry, inputs, restarts, start)[0]
 
 
 def _forward(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
     kernel: jax.Array | None,
+    bias: jax.Array,
     carry: chex.ArrayTree,
     inputs: jax.Array,
     restarts: jax.Array,
@@ -62,7 +68,11 @@ def _forward(
     """Return (hidden states, what `_backward` needs)."""
 
     def plain(
-        kernel: jax.Array | None, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
+        kernel: jax.Array | None,
+        bias: jax.Array,
+        carry: chex.ArrayTree,
+        inputs: jax.Array,
+        restarts: jax.Array,
     ) -> chex.ArrayTree:
         def step(
             carry: chex.ArrayTree, row: tuple[jax.Array, jax.Array]
@@ -73,28 +83,40 @@ def _forward(
             carry = advance(before, _gates(given, before), _gates(product, before))
             return carry, carry
 
-        return jax.lax.scan(step, carry, (inputs, restarts), unroll=UNROLL)[1]
+        return jax.lax.scan(
+            step, carry, (inputs + jnp.broadcast_to(bias, inputs.shape), restarts), unroll=UNROLL
+        )[1]
 
     def fused(
-        kernel: jax.Array | None, carry: chex.ArrayTree, inputs: jax.Array, restarts: jax.Array
+        kernel: jax.Array | None,
+        bias: jax.Array,
+        carry: chex.ArrayTree,
+        inputs: jax.Array,
+        restarts: jax.Array,
     ) -> chex.ArrayTree:
         leaves, structure = jax.tree.flatten(carry)
         by_leaves = _of_leaves(advance, structure)
-        carries = recurrence.forward(by_leaves, kernel, leaves, inputs, restarts)
+        carries = recurrence.forward(by_leaves, kernel, bias, leaves, inputs, restarts)
         return jax.tree.unflatten(structure, carries)
 
-    operands = kernel, carry, inputs, restarts
+    operands = kernel, bias, carry, inputs, restarts
     carries = cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
-    return _hidden(carries), (kernel, carry, carries, inputs, restarts, start)
+    return _hidden(carries), (kernel, bias, carry, carries, inputs, restarts, start)
 
 
 def _backward(
     advance: Callable[..., chex.ArrayTree], by_kernel: bool, saved: tuple, d_hidden: jax.Array
 ) -> tuple:
-    """Return the gradients with respect to (kernel, carry, inputs, restarts, start)."""
-    kernel, carry, carries, inputs, restarts, start = saved
+    """Return the gradients with respect to (kernel, bias, carry, inputs, restarts, start)."""
+    kernel, bias, carry, carries, inputs, restarts, start = saved
 
-    def plain(kernel: jax.Array | None, before: chex.ArrayTree, *rows: jax.Array) -> tuple:
+    def plain(
+        kernel: jax.Array | None,
+        bias: jax.Array,
+        before: chex.ArrayTree,
+        inputs: jax.Array,
+        *rows: jax.Array,
+    ) -> tuple:
         def step(
             d_carry: chex.ArrayTree, row: tuple
         ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
@@ -112,29 +134,60 @@ def _backward(
 
         last = jax.tree.map(jnp.zeros_like, carry)
         products = _product(_hidden(before), kernel)
-        steps = before, products, *rows
+        inputs += jnp.broadcast_to(bias, inputs.shape)
+        steps = before, products, inputs, *rows
         d_carry, rows = jax.lax.scan(step, last, steps, reverse=True, unroll=UNROLL)
         return d_carry, *rows
 
-    def fused(kernel: jax.Array | None, before: chex.ArrayTree, *rows: Any) -> tuple:
+    def fused(
+        kernel: jax.Array | None, bias: jax.Array, before: chex.ArrayTree, *rows: Any
+    ) -> tuple:
         leaves, structure = jax.tree.flatten(before)
         by_leaves = _of_leaves(advance, structure)
-        d_carry, *rest = recurrence.backward(by_leaves, kernel, leaves, *rows)
+        d_carry, *rest = recurrence.backward(by_leaves, kernel, bias, leaves, *rows)
         return jax.tree.unflatten(structure, d_carry), *rest
 
     before = jax.tree.map(lambda one, rows: jnp.concatenate([one[None], rows[:-1]]), carry, carries)
     before = jax.vmap(_where, (0, None, 0))(restarts, start, before)
-    operands = kernel, before, inputs, restarts, d_hidden
+    operands = kernel, bias, before, inputs, restarts, d_hidden
     d_carry, d_inputs, d_products = (
         cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
     )
     d_kernel = None
     if kernel is not None:
-        d_kernel = jnp.tensordot(_hidden(before), d_products, ((0, 1), (0, 1)))
-    return d_kernel, d_carry, d_inputs, None, None
+        d_kernel = _over_rows(_hidden(before), d_products)
+    return d_kernel, jnp.sum(d_inputs, (0, 1)), d_carry, d_inputs, None, None
 
 
 unroll.defvjp(_forward, _backward)
+
+
+@jax.custom_vjp
+def input_products(xs: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return xs @ kernel for all steps, [T, M, in_features] -> [T, M, gates * size]."""
+    return xs @ kernel
+
+
+def _input_gradients(saved: tuple, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    xs, kernel = saved
+    return gradient @ kernel.T, _over_rows(xs, gradient)
+
+
+input_products.defvjp(lambda xs, kernel: (xs @ kernel, (xs, kernel)), _input_gradients)
+
+
+def _over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Return the sum over all rows of left^T right, [T, M, a] and [T, M, b] -> [a, b].
+
+    A product for each part of the rows, then their sum. To distribute a single product over the
+    multiprocessors of a GPU, XLA would copy both arrays unless their length divides evenly. The
+    barrier prevents XLA from merging the products.
+    """
+    length, num_rows = left.shape[:2]
+    divisors = [d for d in range(1, length + 1) if length % d == 0]
+    parts = max(d for d in divisors if d == 1 or length // d * num_rows >= PART)
+    left, right = (rows.reshape(parts, -1, rows.shape[-1]) for rows in (left, right))
+    return jnp.sum(jax.lax.optimization_barrier(jnp.einsum("pra,prb->pab", left, right)), axis=0)
 
 
 def _product(hidden: jax.Array, kernel: jax.Array | None) -> jax.Array | None:

@@ -63,7 +63,7 @@ class Acting(struct.PyTreeNode):
     """The opponents of a policy in one rollout."""
 
     active: jax.Array  # [num_blocks] int32: number of the opponent, or PRESENT
-    networks: PolicyState | None  # acting state by block, leaves [num_blocks, ...]
+    networks: ActingState | None  # acting state by block, leaves [num_blocks, ...]
 
 
 def init_opponents(
@@ -245,6 +245,14 @@ def acting_networks(state: PolicyState, pool: PoolState, active: jax.Array) -> A
 
 
 # In a rollout
+
+
+def prepared(policy: Policy, acting: Acting) -> Acting:
+    """Return opponents with the acting states of all steps of a rollout (`before_rollout`)."""
+    if acting.networks is None:
+        return acting
+    before_rollout = functools.partial(policy.algorithm.before_rollout, policy)
+    return acting.replace(networks=jax.vmap(before_rollout)(acting.networks))
 
 
 def act_with_opponents(

@@ -17,7 +17,14 @@ from wdjax.checks import did_you_mean, require
 from wdjax.spaces import Box
 from wdjax.train.devices.blocks import step_keys
 from wdjax.train.devices.collectives import num_shards
-from wdjax.train.rollout.opponents import OVERRIDES, VALID, Acting, act_with_opponents, begin
+from wdjax.train.rollout.opponents import (
+    OVERRIDES,
+    VALID,
+    Acting,
+    act_with_opponents,
+    begin,
+    prepared,
+)
 from wdjax.train.state.actors import require_carry
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
 from wdjax.train.state.aliases import ActingState, Carry, EnvParams, EnvState, Fields, Observation
@@ -90,7 +97,8 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
         name: own.algorithm.before_rollout(own, given.players[name])
         for name, own in setup.policies.items()
     }
-    given = dataclasses.replace(given, players=players)
+    opponents = {name: prepared(setup.policies[name], own) for name, own in given.opponents.items()}
+    given = dataclasses.replace(given, players=players, opponents=opponents)
 
     def step(carry: tuple, drawn: tuple) -> tuple[tuple, tuple]:
         return play_step(given, carry, *drawn)
@@ -295,8 +303,7 @@ def step_by_group(
     """Call `VectorEnv.step` with actions by policy. Return its results by group, [N, n, ...]."""
     setup = given.setup
     action = from_groups(setup.env, scatter(setup.assignments, actions))
-    step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
-    obs, replicas, *flags, info = step(keys, replicas, action, given.env_params)
+    obs, replicas, *flags, info = setup.engine.step(setup, keys, replicas, action, given.env_params)
     by_group = {name: to_groups(setup.env, info[name]) for name in ("final_obs", "episode_return")}
     reward, terminated, truncated = (to_groups(setup.env, flag) for flag in flags)
     return to_groups(setup.env, obs), replicas, reward, terminated, truncated, {**info, **by_group}

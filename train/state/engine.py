@@ -1,9 +1,11 @@
 """The reference engine: acting, learning and rollouts in plain XLA, on any device."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TypeAlias, cast
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import chex
 import jax
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from wdjax.stepping import StepResult
 from wdjax.train.devices.collectives import total
 from wdjax.train.networks.distributions import (
     Categorical,
@@ -18,12 +21,21 @@ from wdjax.train.networks.distributions import (
     draws_by_uniform,
     sample_blocks,
 )
-from wdjax.train.state.aliases import ActingState, Carry, Fields, Observation, Params, PyTree
+from wdjax.train.state.aliases import (
+    ActingState,
+    Carry,
+    EnvParams,
+    Fields,
+    Observation,
+    Params,
+    PyTree,
+)
 from wdjax.train.state.flat import flatten, named
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.rows import Evaluation
 from wdjax.train.state.state import PolicyState
+from wdjax.vector import VectorState
 
 Means: TypeAlias = dict[str, jax.Array]
 """sums or means of the terms of a loss, by name"""
@@ -69,6 +81,8 @@ class Engine:
     """`Shape` of the policy's kernels (train/kernels/layers.py); None without kernels"""
     reason: str = ""
     """reason for having no kernels"""
+    gradient_steps: ClassVar[int] = 1
+    """gradient steps in one iteration of a loop"""
 
     # Acting
 
@@ -108,6 +122,10 @@ class Engine:
         return action, notes, carry
 
     # Learning
+
+    def kernels_of_parts(self, policy: Policy) -> AbstractContextManager[None]:
+        """Return a context in which kernels, if any, compute parts of the policy's network."""
+        return contextlib.nullcontext()
 
     def gradient(
         self,
@@ -211,9 +229,9 @@ class Engine:
             state, stopped, output = step(*carry, minibatch)
             return (state, stopped), self.pack(output)
 
-        (state, _), outputs = jax.lax.scan(
-            turn, (flatten(state), jnp.bool_(False)), (index, advantage)
-        )
+        carry = flatten(state), jnp.bool_(False)
+        unroll = min(self.gradient_steps, len(index))
+        (state, _), outputs = jax.lax.scan(turn, carry, (index, advantage), unroll=unroll)
         return named(state), self.unpack(outputs)
 
     def permutation(self, key: jax.Array, size: int) -> jax.Array:
@@ -275,6 +293,21 @@ class Engine:
 
         carry, outcomes = jax.lax.scan(packed, carry, drawn, unroll=unroll)
         return carry, self.unpack(outcomes)
+
+    def step(
+        self, setup: Setup, keys: PyTree, replicas: VectorState, action: PyTree, params: EnvParams
+    ) -> StepResult:
+        """Advance all replicas by one step.
+
+        Args:
+            setup: static part of the run.
+            keys: [num_blocks], or the result of `VectorEnv.draw_keys`.
+            replicas: as for `VectorEnv.step`.
+            action: as for `VectorEnv.step`.
+            params: as for `VectorEnv.step`.
+        """
+        step = setup.replicas.step_with_keys if isinstance(keys, tuple) else setup.replicas.step
+        return step(keys, replicas, action, params)
 
     def rollout(
         self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array

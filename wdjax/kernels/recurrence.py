@@ -5,17 +5,15 @@ launches no kernel and reads no carry from memory. Only products with the hidden
 the loop; the gates' functions are traced, so that any memory of this form has both kernels.
 """
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.kernels.support import decide
+from wdjax.kernels.support import uses_kernel
 
 SIZES = (16, 32, 64, 128)  # supported widths: powers of two whose matrices fit
 SHARED_MEMORY = 227 * 1024  # bytes of a program on an H100, where the device does not report them
@@ -28,23 +26,6 @@ Advance = Callable[..., list[jax.Array]]
 """advance(carry leaves, input gates, product gates) -> next carry leaves, [R, size] each"""
 
 
-_POLICY: contextvars.ContextVar[str | None] = contextvars.ContextVar("policy", default=None)
-
-
-@contextlib.contextmanager
-def fused_memories(policy: str | None) -> Iterator[None]:
-    """Unroll the memories of a policy by kernels inside this context.
-
-    Args:
-        policy: its name in decisions (`listening`); None: plain XLA.
-    """
-    token = _POLICY.set(policy)
-    try:
-        yield
-    finally:
-        _POLICY.reset(token)
-
-
 def is_chosen(size: int, shape: tuple[int, ...], starts_empty: bool) -> bool:
     """Return whether kernels unroll a memory, and record the decision.
 
@@ -53,9 +34,7 @@ def is_chosen(size: int, shape: tuple[int, ...], starts_empty: bool) -> bool:
         shape: (T, M, gates * size), shape of the inputs.
         starts_empty: whether episodes start from a carry of zeros.
     """
-    policy = _POLICY.get()
-    why = why_not(size, shape, starts_empty)
-    return policy is not None and decide(f"memory of {policy}", why)
+    return uses_kernel("memory", why_not(size, shape, starts_empty))
 
 
 def why_not(size: int, shape: tuple[int, ...], starts_empty: bool) -> str | None:
@@ -78,6 +57,7 @@ def why_not(size: int, shape: tuple[int, ...], starts_empty: bool) -> str | None
 def forward(
     advance: Advance,
     kernel: jax.Array | None,
+    bias: jax.Array,
     carry: Sequence[jax.Array],
     inputs: jax.Array,
     restarts: jax.Array,
@@ -88,6 +68,7 @@ def forward(
     Args:
         advance: function of the gates.
         kernel: [size, gates * size] float32; None: gates do not depend on the hidden state.
+        bias: [gates * size], added to the inputs.
         carry: leaves [M, size] before the first step; the last one is the hidden state.
         inputs: [T, M, gates * size].
         restarts: [T, M] bool, whether an episode starts with this step.
@@ -103,12 +84,13 @@ def forward(
     shapes = [shape] * len(carry)
     call = pallas.call(body, "unroll_memory", (shapes,), grid, WARPS, 1, interpret)
     matrices = None if kernel is None else _by_gate(kernel)
-    return call(matrices, [*carry], inputs, restarts.astype(jnp.int8))[0]
+    return call(matrices, bias, [*carry], inputs, restarts.astype(jnp.int8))[0]
 
 
 def backward(
     advance: Advance,
     kernel: jax.Array | None,
+    bias: jax.Array,
     before: Sequence[jax.Array],
     inputs: jax.Array,
     restarts: jax.Array,
@@ -120,6 +102,7 @@ def backward(
     Args:
         advance: function of the gates.
         kernel: [size, gates * size] float32, or None, as for `forward`.
+        bias: as for `forward`.
         before: the carry before each step, leaves [T, M, size].
         inputs: [T, M, gates * size].
         restarts: [T, M] bool, whether an episode starts with this step.
@@ -151,7 +134,7 @@ def backward(
         if 2 * kernel.size > max_resident():  # both do not fit: compute the products before
             matrices, products = None, before[-1] @ kernel
     restarts = restarts.astype(jnp.int8)
-    return call(transposed, matrices, [*before], inputs, products, restarts, d_hidden)
+    return call(transposed, matrices, bias, [*before], inputs, products, restarts, d_hidden)
 
 
 def _by_gate(kernel: jax.Array) -> jax.Array:
@@ -211,12 +194,20 @@ def _matrices(kernel_ref: Ref | None) -> list[Callable[[], jax.Array]]:
     return [functools.partial(_matrix, kernel_ref, loaded, g) for g in range(gates)]
 
 
+def _biases(bias_ref: Ref, size: int) -> list[jax.Array]:
+    """Return the bias of each gate, [ROWS, size]."""
+    gates = range(bias_ref.shape[0] // size)
+    parts = [bias_ref[pallas.span(gate * size, size)] for gate in gates]
+    return [jnp.broadcast_to(part[None], (ROWS, size)) for part in parts]
+
+
 def _matrix(kernel_ref: Ref, loaded: dict[int, jax.Array], gate: int) -> jax.Array:
     return loaded[gate] if gate in loaded else kernel_ref[gate]
 
 
 def _forward(
     kernel_ref: Ref | None,
+    bias_ref: Ref,
     carry_refs: Sequence[Ref],
     inputs_ref: Ref,
     restarts_ref: Ref,
@@ -228,6 +219,7 @@ def _forward(
     length, size = inputs_ref.shape[0], carry_refs[-1].shape[-1]
     gates = range(inputs_ref.shape[-1] // size)
     block, matrices = Block(num_rows, size), _matrices(kernel_ref)
+    biases = _biases(bias_ref, size)
 
     def load(t: Any) -> tuple[jax.Array, list[jax.Array]]:
         return block.restart(restarts_ref, t), [block.load(inputs_ref, t, gate=g) for g in gates]
@@ -237,7 +229,7 @@ def _forward(
         following = load(jnp.minimum(t + 1, length - 1))  # while this step computes
         carry = [jnp.where(restart, 0.0, leaf) for leaf in carry]
         products = [_dot(carry[-1], matrix()) for matrix in matrices]
-        carry = advance(carry, inputs, products)
+        carry = advance(carry, [*map(jnp.add, inputs, biases)], products)
         for ref, leaf in zip(output_refs, carry, strict=True):
             block.store(ref, leaf, t)
         return carry, following
@@ -250,6 +242,7 @@ def _forward(
 def _backward(
     transposed_ref: Ref | None,
     kernel_ref: Ref | None,
+    bias_ref: Ref,
     before_refs: Sequence[Ref],
     inputs_ref: Ref,
     products_ref: Ref | None,
@@ -266,7 +259,7 @@ def _backward(
     size = d_hidden_ref.shape[-1]
     gates = range(inputs_ref.shape[-1] // size)
     block, matrices = Block(num_rows, size), _matrices(kernel_ref)
-    transposed = _matrices(transposed_ref)
+    transposed, biases = _matrices(transposed_ref), _biases(bias_ref, size)
 
     def load(t: Any) -> tuple:
         refs = [inputs_ref] if products_ref is None else [inputs_ref, products_ref]
@@ -280,6 +273,7 @@ def _backward(
         following = load(jnp.maximum(t - 1, 0))  # while this step computes
         d_carry = [*d_carry[:-1], d_carry[-1] + d_hidden]
         products = products[0] if products else [_dot(before[-1], matrix()) for matrix in matrices]
+        inputs = [*map(jnp.add, inputs, biases)]
         d_before, d_inputs, d_products = jax.vjp(advance, before, inputs, products)[1](d_carry)
         for g in gates:
             block.store(d_inputs_ref, d_inputs[g], t, gate=g)

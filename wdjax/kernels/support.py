@@ -13,6 +13,7 @@ from wdjax.kernels import pallas
 MIN_CAPABILITY = 8.0  # compute capability, NVIDIA Ampere (2020): the minimum for Triton
 
 _FAILED: list[str] = []  # reasons why this process has disabled kernels
+_POLICY: contextvars.ContextVar[str | None] = contextvars.ContextVar("policy", default=None)
 _HEARD: contextvars.ContextVar[dict[str, str | None] | None] = contextvars.ContextVar(
     "heard", default=None
 )
@@ -101,3 +102,28 @@ def decide(what: str, why_not: str | None) -> bool:
     if heard is not None:
         heard[what] = why_not
     return why_not is None
+
+
+@contextlib.contextmanager
+def kernels_for(policy: str | None) -> Iterator[None]:
+    """Compute parts of a policy's network, such as its memory, by kernels inside this context.
+
+    Args:
+        policy: its name in decisions (`listening`); None: plain XLA.
+    """
+    token = _POLICY.set(policy)
+    try:
+        yield
+    finally:
+        _POLICY.reset(token)
+
+
+def uses_kernel(part: str, why_not: str | None) -> bool:
+    """Return whether a kernel computes a part of a network, and record this for `listening`.
+
+    Args:
+        part: the part, for example "memory".
+        why_not: the reason to use plain XLA, or None to use a kernel.
+    """
+    policy = _POLICY.get()
+    return policy is not None and decide(f"{part} of {policy}", why_not)

@@ -130,13 +130,12 @@ def test_unknown_compiler_options_are_ignored():
     assert compile_lowered(lowered, {"xla_gpu_no_such_option": True}, free=0)() == 7
 
 
-def test_launches_are_concurrent_on_one_device(monkeypatch):
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_launches_are_concurrent(num_devices, monkeypatch):
     learner = learner_with_kernels(monkeypatch)
-    assert SIDE_BY_SIDE.items() <= options_of(learner, "gpu", monkeypatch).items()
-    two = dataclasses.replace(learner, setup=dataclasses.replace(learner.setup, num_devices=2))
-    options = options_of(two, "gpu", monkeypatch)
-    assert options
-    assert not SIDE_BY_SIDE.keys() & options.keys()
+    setup = dataclasses.replace(learner.setup, num_devices=num_devices)
+    options = options_of(dataclasses.replace(learner, setup=setup), "gpu", monkeypatch)
+    assert SIDE_BY_SIDE.items() <= options.items()
 
 
 def test_tracing_disables_garbage_collection_and_compilation_uses_options(monkeypatch):

@@ -80,15 +80,17 @@ def test_run_reports_kernels_and_reasons(as_on_a_gpu, registry, monkeypatch):
     assert heard("cartpole_ppo") == "Fused kernels: whole rollouts, learning of agent"
     assert heard("cartpole_ppo", env="Sorts") == (
         "Fused kernels: acting of agent, learning of agent. "
-        "Plain XLA: whole rollouts (sort: this primitive is not supported in kernels)"
+        "Plain XLA: whole rollouts, environment steps "
+        "(sort: this primitive is not supported in kernels)"
     )
     with monkeypatch.context() as patched:
         patched.setattr("wdjax.train.kernels.rollout.MAX_OPERATIONS", 10)
         limited = heard("cartpole_ppo")
-    assert "Plain XLA: whole rollouts (a step has more than 10 operations" in limited
+    assert "Plain XLA: whole rollouts, environment steps (a step has more than 10" in limited
     recurrent = heard("cartpole_ppo", **{"policies.agent.network.recurrent_size": 8})
     assert (
-        "none. Plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of"
+        "environment steps. "
+        "Plain XLA: whole rollouts (agent: it is recurrent); acting of agent, learning of"
         in recurrent
     )
     deep = heard("cartpole_ppo", **{"policies.agent.network.head_hidden_sizes": [8]})
@@ -122,7 +124,8 @@ def test_nothing_is_reported_on_a_cpu():
 
 WORDS = (
     "Fused kernels: none. "
-    "Plain XLA: whole rollouts, acting of agent, learning of agent (kernels: false)"
+    "Plain XLA: whole rollouts, acting of agent, environment steps, learning of agent "
+    "(kernels: false)"
 )
 
 
@@ -154,8 +157,9 @@ def test_plain_xla_replaces_kernels_that_fail(when, as_on_a_gpu, monkeypatch, qu
     said = []
     with telling(said.append):
         state, program, _ = compile_and_init(learner, abstract_state(learner.setup), 0, 2)
-    plain = "Fused kernels: none. Plain XLA: whole rollouts, acting of agent, learning of agent"
-    assert said[-1] == f"{plain} (kernels failed: no such instruction)"
+    work = "whole rollouts, acting of agent, environment steps, learning of agent"
+    failed = "(kernels failed: no such instruction)"
+    assert said[-1] == f"Fused kernels: none. Plain XLA: {work} {failed}"
     assert len(said) == (1 if when == "lowered" else 2)
     assert int(program(state, np.int32(2))[0].num_updates) == 2
 

@@ -10,7 +10,7 @@ from cards import CARDS, lowered
 from flax import nnx
 
 from wdjax.kernels import recurrence
-from wdjax.kernels.support import listening
+from wdjax.kernels.support import kernels_for, listening
 from wdjax.train import load_config, make_learner
 from wdjax.train.networks import memories, recurrences
 from wdjax.train.networks.memories import GRU, LSTM, MinGRU
@@ -33,7 +33,8 @@ def interpreted(monkeypatch):
 def results(name, by_kernel, size=16):
     """Return hidden states, and gradients of a function of them."""
     cell, gates = CELLS[name]
-    keys = jax.random.split(jax.random.key(0), 5)
+    keys = jax.random.split(jax.random.key(0), 6)
+    bias = jax.random.normal(keys[5], (gates * size,))
     kernel = 0.3 * jax.random.normal(keys[0], (size, gates * size))
     kernel = None if name == "mingru" else kernel
     hidden = jax.random.normal(keys[1], (ROWS, size))
@@ -43,11 +44,12 @@ def results(name, by_kernel, size=16):
     weights = jax.random.normal(keys[4], (STEPS, ROWS, size))
     start = jax.tree.map(lambda _: 0.0, carry)
 
-    def total(kernel, carry, inputs):
-        hidden = recurrences.unroll(cell.advance, by_kernel, kernel, carry, inputs, restarts, start)
+    def total(kernel, bias, carry, inputs):
+        rows = carry, inputs, restarts, start
+        hidden = recurrences.unroll(cell.advance, by_kernel, kernel, bias, *rows)
         return jnp.sum(weights * hidden**2), hidden
 
-    return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(kernel, carry, inputs)
+    return jax.jit(jax.grad(total, (0, 1, 2, 3), has_aux=True))(kernel, bias, carry, inputs)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -72,6 +74,7 @@ def test_memories_agree_with_their_kernels(name, interpreted, monkeypatch):
     cell = CELLS[name][0]
     memory = cell(3, 16, kernel_init=nnx.initializers.orthogonal(), rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(memory)
+    params = jax.tree.map(lambda leaf: leaf + 0.1 if leaf.ndim == 1 else leaf, params)  # biases
     xs = jax.random.normal(jax.random.key(1), (STEPS, ROWS, 3))
     restarts = jax.random.bernoulli(jax.random.key(2), 0.3, (STEPS, ROWS))
     carry = jax.tree.map(lambda leaf: leaf + 0.5, memory.empty((ROWS,)))
@@ -81,7 +84,7 @@ def test_memories_agree_with_their_kernels(name, interpreted, monkeypatch):
             features = nnx.merge(graphdef, params).unroll(carry, xs, restarts, *start)
             return jnp.sum(features**2), features
 
-        with recurrence.fused_memories(policy), listening() as decisions:
+        with kernels_for(policy), listening() as decisions:
             found = jax.jit(jax.grad(total, (0, 1), has_aux=True))(params, xs)
         return found, decisions
 

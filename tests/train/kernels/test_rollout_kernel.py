@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cards import lowered
-from interpreted import with_interpreted_rollouts
+from interpreted import with_interpreted_rollouts, with_interpreted_steps
 
 from wdjax.train import load_config, make_learner
 from wdjax.train.kernels.rollout import why_by_scan
@@ -77,8 +77,8 @@ CASES = {
 }
 
 
-def both(config, members=0):
-    """Return the results of a rollout by the scan and by the kernel.
+def both(config, members=0, engine=with_interpreted_rollouts):
+    """Return the results of a rollout by the scan and by a kernel for whole rollouts or for steps.
 
     With `members`, results of a population of this size.
     """
@@ -88,16 +88,16 @@ def both(config, members=0):
         key = jax.random.split(key, members)
         state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members))
     results = []
-    for run in (rollout, rollout_by_kernel):
+    for run in (rollout, functools.partial(rollout_by_kernel, engine)):
         run = functools.partial(run, learner.setup)
         results.append(jax.jit(jax.vmap(run) if members else run)(state, key))
     return results
 
 
-def rollout_by_kernel(setup, state, key):
+def rollout_by_kernel(engine, setup, state, key):
     with pytest.MonkeyPatch.context() as patch:  # on a CPU matrix products may take another form
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        return rollout(with_interpreted_rollouts(setup), state, key)
+        return rollout(engine(setup), state, key)
 
 
 def assert_same(expected, found):
@@ -121,6 +121,34 @@ def assert_same(expected, found):
 def test_kernel_against_scan(name):
     expected, found = both(CASES[name]())
     assert expected[1].over.sum() >= 2  # resets happen
+    assert_same(expected, found)
+
+
+def recurrent():
+    agent = {"policies.agent.network.recurrent_size": 8, "policies.agent.minibatches": 1}
+    return preset("cartpole_ppo", **limit(5), **agent)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cartpole, a pool",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("acrobot", "two_policies", "tag_gridworld, one start", "recurrent")
+        ),
+    ],
+)
+def test_kernels_for_steps_against_plain_xla(name):
+    config = recurrent() if name == "recurrent" else CASES[name]()
+    expected, found = both(config, engine=with_interpreted_steps)
+    assert expected[1].over.sum() >= 2  # resets happen
+    assert_same(expected, found)
+
+
+@pytest.mark.slow
+def test_kernel_for_steps_under_vmap():
+    expected, found = both(gridworld(), members=2, engine=with_interpreted_steps)
     assert_same(expected, found)
 
 

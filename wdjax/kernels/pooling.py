@@ -1,0 +1,335 @@
+"""Kernels that apply layers to each element of a set and pool them: see train/networks/pooling.py.
+
+Rows without sets are sets of one element. A program computes a block of sets. It loops over their
+elements, so that an iteration multiplies one element of each set. Features of elements stay in
+registers: memory contains only the inputs and the pooled features. The backward kernel computes the
+features again.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wdjax.kernels import pallas
+from wdjax.kernels.activations import ACTIVATIONS, SLOPES
+
+WIDTHS = (16, 32, 64, 128)  # supported widths of a layer
+MIN_SIZE = 16  # smallest matrix of tensor cores
+ROWS = 32  # sets of a program
+PROGRAMS = 264  # programs of the backward kernel, two for each of 132 multiprocessors of an H100
+COUNT = 1 << 24  # unit of the number of largest elements; each of them also has a bit below it
+MAX_ELEMENTS = 24  # elements of a set: one bit each
+Ref = Any
+
+Layers = Sequence[tuple[jax.Array, jax.Array]]
+"""(kernel [inputs, width], bias [width]) of each layer"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Static sizes of the kernels."""
+
+    num_sets: int
+    num_elements: int
+    num_inputs: int
+    """features of an element"""
+    width: int
+    """outputs of each layer"""
+    depth: int
+    """number of layers"""
+    pool: str
+    """max, mean or sum"""
+    activation: str = "relu"
+    """after each layer; of SLOPES"""
+
+    @property
+    def columns(self) -> int:
+        """Columns of the inputs: features, a one for the bias, and zeros."""
+        return max(MIN_SIZE, 1 << self.num_inputs.bit_length())
+
+    @property
+    def parts(self) -> list[tuple[int, ...]]:
+        """Shapes of the gradients: first matrix with its bias, then each matrix and each bias."""
+        return [(self.width, self.columns)] + [(self.width, self.width), (self.width,)] * (
+            self.depth - 1
+        )
+
+
+def sizes_of(pool: str, activation: str, layers: Layers, others: jax.Array) -> Sizes:
+    """Return the static sizes for elements [R, K, features]."""
+    num_sets, num_elements, num_inputs = others.shape
+    width = layers[0][0].shape[1]
+    return Sizes(num_sets, num_elements, num_inputs, width, len(layers), pool, activation)
+
+
+def why_not(sizes: Sizes) -> str | None:
+    """Return the reason why kernels cannot pool these sets, or None."""
+    if sizes.activation not in SLOPES:
+        return f"activation {sizes.activation}: kernels support {', '.join(SLOPES)}"
+    if sizes.width not in WIDTHS:
+        return f"width {sizes.width}: kernels support {', '.join(map(str, WIDTHS))}"
+    if sizes.columns > max(WIDTHS):
+        return f"{sizes.num_inputs} features of an element: kernels support {max(WIDTHS) - 1}"
+    if sizes.num_elements > MAX_ELEMENTS:
+        return f"{sizes.num_elements} elements: kernels support {MAX_ELEMENTS}"
+    total = sizes.num_sets * max(sizes.num_elements * sizes.num_inputs, sizes.width)
+    return (
+        None if total <= pallas.MAX_NUMBERS else f"{total:,} inputs: more than a kernel can index"
+    )
+
+
+def forward(
+    sizes: Sizes,
+    layers: Layers,
+    others: jax.Array,
+    present: jax.Array,
+    with_largest: bool,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Pool sets of elements.
+
+    Args:
+        sizes: static sizes.
+        layers: parameters, float32.
+        others: [R, K, features] float32.
+        present: [R, K] bool; other elements are not pooled.
+        with_largest: whether to return which elements are the largest.
+        interpret: run step by step in XLA on any device, for tests.
+
+    Returns:
+        (pooled features [R, width]; which elements are equal to the maximum, [R, width] int32, or
+        None: bit k for element k, and their number times COUNT).
+    """
+    pooled = jax.ShapeDtypeStruct((sizes.num_sets, sizes.width), jnp.float32)
+    largest = jax.ShapeDtypeStruct(pooled.shape, jnp.int32) if with_largest else None
+    grid = (pallas.cdiv(sizes.num_sets, ROWS),)
+    body = functools.partial(_forward, sizes=sizes)
+    call = pallas.call(body, "pool_sets", (pooled, largest), grid, _warps(sizes), 1, interpret)
+    return call(_weights(sizes, layers), *_elements(others, present))
+
+
+def backward(
+    sizes: Sizes,
+    layers: Layers,
+    others: jax.Array,
+    present: jax.Array,
+    pooled: jax.Array,
+    largest: jax.Array | None,
+    gradient: jax.Array,
+    interpret: bool = False,
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Return the gradients of the layers.
+
+    Args:
+        sizes: static sizes.
+        layers: parameters, float32.
+        others: [R, K, features] float32.
+        present: [R, K] bool.
+        pooled: [R, width], from `forward`.
+        largest: from `forward`; None unless the pool is "max".
+        gradient: [R, width], of the pooled features.
+        interpret: run step by step in XLA on any device, for tests.
+    """
+    blocks = pallas.cdiv(pallas.cdiv(sizes.num_sets, ROWS), PROGRAMS)  # per program
+    programs = pallas.cdiv(sizes.num_sets, ROWS * blocks)
+    counts = [math.prod(shape) for shape in sizes.parts]
+    shape = jax.ShapeDtypeStruct((programs * sum(counts),), jnp.float32)
+    body = functools.partial(_backward, sizes=sizes, blocks=blocks)
+    call = pallas.call(body, "pool_sets_back", shape, (programs,), _warps(sizes), 1, interpret)
+    elements = _elements(others, present)
+    grads = call(_weights(sizes, layers), *elements, pooled, largest, gradient)
+    grads = jnp.sum(grads.reshape(programs, -1), axis=0)
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    first, *rest = [
+        grads[end - count : end].reshape(shape)
+        for end, count, shape in zip(ends, counts, sizes.parts, strict=True)
+    ]
+    inputs = sizes.num_inputs
+    kernel, bias = first.T[:inputs], first.T[inputs]
+    return [(kernel, bias), *zip(rest[::2], rest[1::2], strict=True)]
+
+
+def _warps(sizes: Sizes) -> int:
+    return 4 if sizes.width <= 64 else 8
+
+
+def _weights(sizes: Sizes, layers: Layers) -> list[jax.Array]:
+    """Return the first matrix, with its bias as row `num_inputs`, and the parameters of others."""
+    (kernel, bias), *others = layers
+    rest = jnp.zeros((sizes.columns - sizes.num_inputs - 1, sizes.width), jnp.float32)
+    return [
+        jnp.concatenate([kernel, bias[None], rest]),
+        *(part for pair in others for part in pair),
+    ]
+
+
+def _elements(others: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return others.reshape(-1), present.astype(jnp.int8).reshape(-1)
+
+
+# --- inside a kernel ---
+
+
+class Block:
+    """Sets of one program, from a first one on; sets beyond the last one are masked."""
+
+    def __init__(self, sizes: Sizes, first: jax.Array):
+        self.sizes, self.first = sizes, first
+        places = first + jax.lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
+        self.rows = jnp.minimum(places, sizes.num_sets - 1)
+        mask = first + jax.lax.broadcasted_iota(jnp.int32, (ROWS, sizes.width), 0)
+        self.mask = mask < sizes.num_sets
+
+    def at(self, ref: Ref) -> Ref:
+        """Return the reference to the features of the sets, [ROWS, width]."""
+        return ref.at[pallas.span(self.first, ROWS), pallas.span(0, self.sizes.width)]
+
+    def load(self, ref: Ref) -> jax.Array:
+        return pallas.load(self.at(ref), mask=self.mask, other=0)
+
+    def store(self, ref: Ref, value: jax.Array) -> None:
+        pallas.store(self.at(ref), value, mask=self.mask)
+
+    def element(self, ref: Ref, k: jax.Array) -> jax.Array:
+        """Load one element of each set, [ROWS, columns]: features, a one, and zeros."""
+        count, columns = self.sizes.num_inputs, self.sizes.columns
+        column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, columns), 1)
+        place = (self.rows * self.sizes.num_elements + k)[:, None] * count
+        place += jnp.minimum(column, count - 1)
+        values = pallas.load(ref.at[place], mask=column < count, other=0.0)
+        return jnp.where(column == count, 1.0, values)
+
+    def present(self, ref: Ref, k: jax.Array) -> jax.Array:
+        """Return whether one element of each set is present, [ROWS, 1]."""
+        return (pallas.load(ref.at[self.rows * self.sizes.num_elements + k]) != 0)[:, None]
+
+
+def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.dot(left, right, preferred_element_type=jnp.float32)
+
+
+def _features(weights: Sequence[Ref], element: jax.Array, sizes: Sizes) -> list[jax.Array]:
+    """Return the element and its features after each layer."""
+    activation = ACTIVATIONS[sizes.activation]
+    features = [element, activation(_dot(element, weights[0][...]))]
+    for kernel, bias in zip(weights[1::2], weights[2::2], strict=True):
+        features.append(activation(_dot(features[-1], kernel[...]) + bias[...][None]))
+    return features
+
+
+def _forward(
+    weights: Sequence[Ref],
+    others_ref: Ref,
+    present_ref: Ref,
+    pooled_ref: Ref,
+    largest_ref: Ref | None,
+    *,
+    sizes: Sizes,
+) -> None:
+    block = Block(sizes, pallas.program_id() * ROWS)
+
+    def add(k: jax.Array, state: tuple) -> tuple:
+        pooled, largest, number = state
+        present = block.present(present_ref, k)
+        features = _features(weights, block.element(others_ref, k), sizes)[-1]
+        features = jnp.where(present, features, 0.0)
+        number += present.astype(jnp.float32)
+        if sizes.pool != "max":
+            return pooled + features, largest, number
+        if largest is not None:
+            bit = COUNT | (jnp.int32(1) << k)
+            with_this = jnp.where(present & (features == pooled), largest + bit, largest)
+            largest = jnp.where(features > pooled, bit, with_this)
+        return jnp.maximum(pooled, features), largest, number
+
+    zeros = jnp.zeros((ROWS, sizes.width), jnp.float32)
+    start = None if largest_ref is None else zeros.astype(jnp.int32)
+    state = zeros, start, jnp.zeros((ROWS, 1), jnp.float32)
+    pooled, largest, number = jax.lax.fori_loop(0, sizes.num_elements, add, state)
+    block.store(pooled_ref, pooled / jnp.maximum(number, 1.0) if sizes.pool == "mean" else pooled)
+    if largest_ref is not None:
+        block.store(largest_ref, largest)
+
+
+def _backward(
+    weights: Sequence[Ref],
+    others_ref: Ref,
+    present_ref: Ref,
+    pooled_ref: Ref,
+    largest_ref: Ref | None,
+    gradient_ref: Ref,
+    grads_ref: Ref,
+    *,
+    sizes: Sizes,
+    blocks: int,
+) -> None:
+    program = pallas.program_id()
+
+    def add_block(i: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
+        block = Block(sizes, (program * blocks + i) * ROWS)
+        gradient, largest = block.load(gradient_ref), None
+        if largest_ref is not None:
+            largest = block.load(largest_ref)
+            share = gradient / jnp.maximum(largest // COUNT, 1).astype(jnp.float32)
+            gradient = jnp.where(block.load(pooled_ref) > 0.0, share, 0.0)
+        elif sizes.pool == "mean":
+            count = lambda k, n: n + block.present(present_ref, k).astype(jnp.float32)  # noqa: E731
+            number = jax.lax.fori_loop(0, sizes.num_elements, count, jnp.zeros((ROWS, 1)))
+            gradient /= jnp.maximum(number, 1.0)
+
+        def add(k: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
+            features = _features(weights, block.element(others_ref, k), sizes)
+            if largest is not None:  # of at least 0, with a gradient above 0
+                own = jnp.where(((largest >> k) & 1) != 0, gradient, 0.0)
+            else:
+                own = gradient * SLOPES[sizes.activation](features[-1])
+                own = jnp.where(block.present(present_ref, k), own, 0.0)
+            return _add_gradients(weights, features, own, grads, sizes)
+
+        return jax.lax.fori_loop(0, sizes.num_elements, add, grads)
+
+    shapes = [shape if len(shape) == 2 else (ROWS, *shape) for shape in sizes.parts]
+    grads = [jnp.zeros(shape, jnp.float32) for shape in shapes]
+    grads = jax.lax.fori_loop(0, blocks, add_block, grads)
+    first = program * sum(map(math.prod, sizes.parts))
+    for grad, shape in zip(grads, sizes.parts, strict=True):
+        if len(shape) == 1:
+            grad = jnp.sum(grad, axis=0)
+            place = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+        else:
+            row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+            place = row * shape[1] + column
+        pallas.store(grads_ref.at[first + place], grad)
+        first += math.prod(shape)
+
+
+def _add_gradients(
+    weights: Sequence[Ref],
+    features: Sequence[jax.Array],
+    gradient: jax.Array,
+    grads: Sequence[jax.Array],
+    sizes: Sizes,
+) -> list[jax.Array]:
+    """Add the gradients for one element of each set.
+
+    Args:
+        weights: parameters of the layers.
+        features: from `_features`.
+        gradient: [ROWS, width], of the outputs of the last layer.
+        grads: previous sums; biases as [ROWS, width]. The first one is transposed, because tensor
+            cores expect the longer side first.
+        sizes: static sizes.
+    """
+    grads = list(grads)
+    for i in reversed(range(1, len(features) - 1)):
+        grads[2 * i - 1] += _dot(features[i].T, gradient)
+        grads[2 * i] += gradient
+        gradient = _dot(gradient, weights[2 * i - 1][...].T)
+        gradient *= SLOPES[sizes.activation](features[i])
+    grads[0] += _dot(gradient.T, features[0])
+    return grads
