@@ -34,9 +34,12 @@ from wdjax.experiments.reference.peers.programs import (
 # MPE
 
 
-def mpe(env: str, policies: Mapping[str, Any], num_envs: int = 16, steps: int = 128) -> Ours:
+def mpe(
+    env: str, policies: Mapping[str, Any], num_envs: int = 16, steps: int = 128, unroll: int = 1
+) -> Ours:
     """Return a program on an MPE environment that measures its first policy."""
-    return Ours(preset(f"jaxmarl:{env}", num_envs, steps, policies), (next(iter(policies)),))
+    base = preset(f"jaxmarl:{env}", num_envs, steps, policies) | {"rollout_unroll": unroll}
+    return Ours(base, (next(iter(policies)),))
 
 
 def ippo_mpe(shared_trunk: bool) -> dict[str, Any]:
@@ -114,9 +117,10 @@ MPE_TASKS = {
     "mpe_tag_ippo": Task(
         "MPE simple_tag, return of the three predators", "IPPO and MAPPO", 10_000_000,
         {
-            "wdjax PPO": mpe(TAG, {"adversary": ippo_mpe(False), "agent": ippo_mpe(False)}),
+            "wdjax PPO": mpe(TAG, {"adversary": ippo_mpe(False), "agent": ippo_mpe(False)},
+                unroll=4),
             "wdjax MAPPO predators": mpe(TAG,
-                {"adversary": MAPPO_TAG, "agent": ippo_mpe(False)}),
+                {"adversary": MAPPO_TAG, "agent": ippo_mpe(False)}, unroll=4),
             "JaxMARL IPPO": Theirs("JaxMARL", IPPO_MPE_SCRIPT, IPPO_MPE_CONFIG, {"ENV_NAME": TAG},
                 (SILENT, BY_AGENT, *PADDED), agents=3, factor=3 / 4),
         },
