@@ -55,6 +55,14 @@ def test_scans_with_many_equations_stay(monkeypatch):
     } == {1}
 
 
+def test_the_limit_counts_the_iterations_of_inner_loops(monkeypatch):
+    monkeypatch.setattr(loops, "MAX_EQUATIONS", 50)
+    inner = lambda x: jax.lax.fori_loop(0, 10, lambda _, y: 0.5 * y + 1.0, x)  # noqa: E731
+    nested = lambda x: jax.lax.fori_loop(0, 4, lambda _, y: inner(y), x)  # noqa: E731
+    found = unrolls(jax.make_jaxpr(unroll_short_loops(nested))(1.0).jaxpr)
+    assert sorted(found) == [(4, 1), (10, 10)]
+
+
 def test_wrapped_environments_unroll_loops_on_gpus(monkeypatch):
     pytest.importorskip("jaxmarl", exc_type=ImportError)
     env, params = wdjax.make("jaxmarl:HeuristicEnemySMAX", credit="team")

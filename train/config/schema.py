@@ -164,8 +164,9 @@ class TrainConfig:
     environments but takes longer to compile."""
     kernels: bool = True
     """Use fused kernels for acting and learning on NVIDIA GPUs (Ampere and later) where a policy
-    supports them (feed-forward A2C or PPO, discrete actions), for recurrent memories, layer_norm
-    and the encoder deep_sets. Up to four times as fast as plain XLA. false: plain XLA."""
+    supports them (feed-forward A2C or PPO, discrete actions), for recurrent memories, layer_norm,
+    the encoder deep_sets, and small environments. Up to four times as fast as plain XLA. false:
+    plain XLA."""
     search_products: bool = True
     """On a GPU, for policies without fused kernels: autotune matrix products, Triton's against the
     library's, before the run starts. Takes 8 to 13 s and makes updates up to a sixth faster."""

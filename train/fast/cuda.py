@@ -58,7 +58,7 @@ class ByKernel(struct.PyTreeNode):
 class Cuda(PackedEngine):
     """Fused kernels for policies with a `shape`; other GPUs than NVIDIA's use plain XLA."""
 
-    gradient_steps: ClassVar[int] = 2  # an iteration waits about 10 us for the one before it
+    steps_per_iteration: ClassVar[int] = 2  # an iteration waits about 10 us for the one before it
 
     def acts_by_kernel(self, policy: Policy) -> bool:
         # custom functions cannot read a ByKernel as `state`
@@ -125,7 +125,7 @@ class Cuda(PackedEngine):
             return function(*arguments)
 
     def kernels_of_parts(self, policy: Policy) -> AbstractContextManager[None]:
-        """Return a context in which kernels compute parts of a network without an own kernel."""
+        """Return a context in which kernels compute parts of a network without a whole kernel."""
         is_whole = self.shape is not None and self.shape.flat
         has_kernels = self.reason != NO_KERNELS and not is_whole and why_unused() is None
         return kernels_for(policy.name if has_kernels else None)

@@ -1,6 +1,7 @@
 """Acting as one kernel: actions, log-probabilities and values of observations in one launch.
 
-A program computes the whole network for a block of rows; hidden layers stay in registers.
+A program computes all layers after the encoder for a block of rows. Hidden layers stay in
+registers.
 """
 
 import functools

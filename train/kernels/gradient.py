@@ -1,4 +1,4 @@
-"""Gradients of a loss (A2C, PPO) as one kernel: from observations to sums of gradients and metrics.
+"""Gradients of a loss (A2C, PPO) as one kernel: from inputs to sums of gradients and metrics.
 
 Each program runs blocks of rows, one after the other, forward and backward through a tower. No
 activation is written to memory. The gradients of all matrices stay in registers; each program
@@ -15,7 +15,7 @@ that the program has seen. Rounding errors are at most
 * 2^-11 of an activation h, hence 2^-10 of its slope 1 - h^2. Saturated units have smaller slopes,
   so their gradients are inexact.
 
-For the gradient of the first matrix, observations are clipped to 65504. Other activations use
+For the gradient of the first matrix, inputs are clipped to 65504. Other activations use
 float32 throughout.
 
 The inputs have an additional column of ones, which makes the first bias a row of its matrix.

@@ -235,7 +235,7 @@ def why_unused() -> str | None:
 
 
 def reaches(shape: Shape, num_rows: int) -> bool:
-    """Return whether kernels can index the numbers of `num_rows` observations."""
+    """Return whether kernels can index the inputs of `num_rows` rows."""
     return num_rows * max(shape.num_inputs, len(shape.sizes)) <= pallas.MAX_NUMBERS
 
 
@@ -288,9 +288,7 @@ def chunk_of(shape: Shape) -> int:
     return min(CHUNK[shape.dtype], shape.widths[1])
 
 
-def load_rows(
-    ref: Ref, rows: jax.Array, first: int | jax.Array, width: int, num_columns: int
-) -> jax.Array:
+def load_rows(ref: Ref, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
     """Load a block of a matrix that is flat in memory, [B, width]; 0 after its last column.
 
     Args:

@@ -6,6 +6,8 @@ environment. Random numbers are the same; they are drawn before the kernel, for 
 
 An iteration of the kernel advances the environment by an action and chooses the next action.
 Observations therefore stay in registers and are not carried between iterations.
+
+`step_replicas` runs one step of the environment in the same way, without policies.
 """
 
 import dataclasses
@@ -103,6 +105,7 @@ def play_replicas(
     """
     setup = given.setup
     replicas_of_one = dataclasses.replace(setup.replicas, num_envs=1)
+    # one replica: no kernel inside of the kernel
     replica = dataclasses.replace(setup, replicas=replicas_of_one, engine=Engine())
     one = dataclasses.replace(given, setup=replica)
     replicas, first_obs, live, carries = carry

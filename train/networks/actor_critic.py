@@ -21,7 +21,7 @@ from wdjax.spaces import Dict, Space
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.networks.encoders import MASK, FlatEncoder, make_encoder
-from wdjax.train.networks.linear import orthogonal, product
+from wdjax.train.networks.linear import is_stock, orthogonal, product
 from wdjax.train.networks.memories import RecurrentMemory, make_memory
 from wdjax.train.networks.normalization import run_normalized, why_plain
 from wdjax.train.networks.pooling import run_layers
@@ -134,7 +134,8 @@ class Trunk(nnx.Module):
     def _hidden(self, obs: chex.ArrayTree) -> jax.Array:
         """Return the features of the hidden layers, [..., width]."""
         inputs = self.encoder(obs)
-        if type(self.encoder) is FlatEncoder:  # a kernel computes no gradient of its inputs
+        # the kernel computes no gradient of its inputs, which other encoders need
+        if self.cell is not None and type(self.encoder) is FlatEncoder:
             parts = _for_kernel(self.mlp, inputs.shape)
             if parts is not None and uses_kernel("hidden layers", None):
                 return run_layers(*parts, inputs)
@@ -151,9 +152,11 @@ def _for_kernel(mlp: MLP, shape: tuple[int, ...]) -> tuple[str, Layers] | None:
     if overridden(mlp, MLP) or mlp.layer_norm or not mlp.depth:
         return None
     layers = [getattr(mlp, f"layer_{i}") for i in range(mlp.depth)]
-    same = {(type(layer), layer.out_features, jnp.dtype(layer.dtype)) for layer in layers}
+    if not all(map(is_stock, layers)):
+        return None
+    same = {(layer.out_features, jnp.dtype(layer.dtype or jnp.float32)) for layer in layers}
     names = [name for name, function in SUPPORTED.items() if function is mlp.activation]
-    if same != {(nnx.Linear, mlp.num_features, jnp.dtype(jnp.float32))} or not names:
+    if same != {(mlp.num_features, jnp.dtype(jnp.float32))} or not names:
         return None
     rows = math.prod(shape[:-1])
     sizes = Sizes(rows, 1, shape[-1], mlp.num_features, mlp.depth, "sum", names[0])

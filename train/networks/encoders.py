@@ -23,10 +23,11 @@ from wdjax.checks import require, require_integer, require_known
 from wdjax.kernels import pooling
 from wdjax.kernels.support import uses_kernel
 from wdjax.named import find_named, import_named
+from wdjax.overrides import overridden
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, sample_shapes
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
-from wdjax.train.networks.linear import orthogonal
+from wdjax.train.networks.linear import is_stock, orthogonal
 from wdjax.train.networks.pooling import POOLS, pool_sets
 
 MASK = "action_mask"
@@ -164,13 +165,23 @@ class DeepSets(nnx.Module):
 
     def pooled(self, others: jax.Array, present: jax.Array) -> jax.Array:
         """Return pool_i phi(x_i), [..., width]."""
-        layers, sets = self.phi.parameters(), others.reshape(-1, *others.shape[-2:])
-        sizes = pooling.sizes_of(self.pool, "relu", layers, sets)
-        is_built_in = (type(self), type(self.phi)) == (DeepSets, SetLayers)
-        if is_built_in and uses_kernel("set encoder", pooling.why_not(sizes)):
+        if uses_kernel("set encoder", self._why_plain(others.shape)):
+            layers, sets = self.phi.parameters(), others.reshape(-1, *others.shape[-2:])
             rows = pool_sets(self.pool, "relu", layers, sets, present.reshape(sets.shape[:2]))
             return rows.reshape(*others.shape[:-2], -1)
         return POOLS[self.pool](self.phi(others), present[..., None])
+
+    def _why_plain(self, shape: tuple[int, ...]) -> str | None:
+        """Return the reason why plain XLA pools sets of a shape [..., k, features], or None."""
+        phi = self.phi
+        if (type(self), type(phi)) != (DeepSets, SetLayers) or overridden(phi, SetLayers):
+            return "it is custom"
+        layers = [getattr(phi, f"layer_{i}") for i in range(phi.depth)]
+        if not all(map(is_stock, layers)):
+            return "its layers are custom"
+        *leading, elements, features = shape
+        sizes = math.prod(leading), elements, features, layers[0].out_features, phi.depth
+        return pooling.why_not(pooling.Sizes(*sizes, self.pool))
 
 
 class Attention(nnx.Module):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.kernels.backend import on_cpu
+from wdjax.overrides import overridden
 
 HEAD = 4
 """layers with at most 1 / HEAD as many outputs as inputs multiply by the transposed kernel"""
@@ -50,6 +51,14 @@ def product(
     columns = inputs.reshape(-1, num_inputs).T
     rows = jax.checkpoint(lambda columns, kernel: contract(columns, kernel, 0, 0))(columns, kernel)
     return rows.reshape(*inputs.shape[:-1], num_outputs)
+
+
+def is_stock(layer: Any) -> bool:
+    """Return whether a layer is an unchanged nnx.Linear with a bias and float32 parameters."""
+    if type(layer) is not nnx.Linear or overridden(layer, nnx.Linear, ("__call__",)):
+        return False
+    parts = layer.kernel, layer.bias
+    return all(part is not None and part[...].dtype == jnp.float32 for part in parts)
 
 
 def orthogonal(gain: float) -> nnx.Initializer:

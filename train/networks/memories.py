@@ -18,10 +18,11 @@ from flax import nnx
 
 from wdjax.kernels import recurrence
 from wdjax.kernels.backend import on_cpu
+from wdjax.overrides import overridden
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.encoders import module_class, require_module
-from wdjax.train.networks.linear import orthogonal, product
+from wdjax.train.networks.linear import is_stock, orthogonal, product
 from wdjax.train.networks.recurrences import input_products, unroll
 
 
@@ -113,10 +114,12 @@ def _unroll_gated(
     starts_empty = start is None
     # XLA fuses scalar zeros, not arrays of them
     start = jax.tree.map(lambda _: 0.0, carry) if start is None else start
-    # the arrays of all steps do not fit into a CPU's caches; a subclass may have other equations
-    if on_cpu() or type(self) not in (GRU, LSTM):
-        return _scan(self, carry, xs, restarts, start)
     layers = self.dense_i, self.dense_h
+    # a subclass or other layers may have other equations
+    is_built_in = type(self) in (GRU, LSTM) and all(type(layer) is nnx.Linear for layer in layers)
+    # the arrays of all steps do not fit into a CPU's caches
+    if on_cpu() or not is_built_in:
+        return _scan(self, carry, xs, restarts, start)
     inputs = input_products(xs, layers[0].kernel[...])
     zeros = jnp.zeros(inputs.shape[-1], jnp.float32)
     bias = sum((layer.bias[...] for layer in layers if layer.bias is not None), zeros)
@@ -224,7 +227,9 @@ class MinGRU(nnx.Module):
     def unroll(
         self, carry: jax.Array, xs: jax.Array, restarts: jax.Array, start: jax.Array | None = None
     ) -> jax.Array:
-        has_kernel = type(self) is MinGRU  # a subclass may have other equations
+        # a subclass, a patch or other layers may have other equations
+        has_kernel = type(self) is MinGRU and overridden(self, MinGRU) is None
+        has_kernel = has_kernel and is_stock(self.gate) and is_stock(self.candidate)
         shape = *restarts.shape, 2 * self.size
         if has_kernel and recurrence.is_chosen(self.size, shape, start is None):
             layers = self.gate, self.candidate

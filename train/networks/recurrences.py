@@ -25,7 +25,7 @@ UNROLL = 8
 """steps per iteration of a loop on a GPU: 1.5 times as fast as one; 16 take longer to compile"""
 
 PART = 2048
-"""rows of a product in the gradient of a kernel; results of shorter ones would take more time"""
+"""fewest rows of a partial product of a gradient; with fewer, writing the parts takes longer"""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -247,14 +247,6 @@ def acting_networks(state: PolicyState, pool: PoolState, active: jax.Array) -> A
 # In a rollout
 
 
-def prepared(policy: Policy, acting: Acting) -> Acting:
-    """Return opponents with the acting states of all steps of a rollout (`before_rollout`)."""
-    if acting.networks is None:
-        return acting
-    before_rollout = functools.partial(policy.algorithm.before_rollout, policy)
-    return acting.replace(networks=jax.vmap(before_rollout)(acting.networks))
-
-
 def act_with_opponents(
     act: Callable[..., tuple],
     acting: Acting,

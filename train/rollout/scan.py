@@ -23,7 +23,6 @@ from wdjax.train.rollout.opponents import (
     Acting,
     act_with_opponents,
     begin,
-    prepared,
 )
 from wdjax.train.state.actors import require_carry
 from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
@@ -97,7 +96,9 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
         name: own.algorithm.before_rollout(own, given.players[name])
         for name, own in setup.policies.items()
     }
-    opponents = {name: prepared(setup.policies[name], own) for name, own in given.opponents.items()}
+    opponents = {
+        name: _prepared(setup.policies[name], own) for name, own in given.opponents.items()
+    }
     given = dataclasses.replace(given, players=players, opponents=opponents)
 
     def step(carry: tuple, drawn: tuple) -> tuple[tuple, tuple]:
@@ -105,6 +106,14 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
 
     drawn = setup.engine.draw(setup, given.opponents, keys)
     return setup.engine.scan_steps(step, carry, drawn, setup.config.rollout_unroll)
+
+
+def _prepared(policy: Policy, acting: Acting) -> Acting:
+    """Return opponents with the acting states of all steps, as by the built-in `before_rollout`."""
+    if acting.networks is None or policy.algorithm.overridden("before_rollout"):
+        return acting
+    before_rollout = functools.partial(policy.algorithm.before_rollout, policy)
+    return acting.replace(networks=jax.vmap(before_rollout)(acting.networks))
 
 
 def play_step(

@@ -81,8 +81,8 @@ class Engine:
     """`Shape` of the policy's kernels (train/kernels/layers.py); None without kernels"""
     reason: str = ""
     """reason for having no kernels"""
-    gradient_steps: ClassVar[int] = 1
-    """gradient steps in one iteration of a loop"""
+    steps_per_iteration: ClassVar[int] = 1
+    """gradient steps in one iteration of the loop over minibatches"""
 
     # Acting
 
@@ -230,7 +230,7 @@ class Engine:
             return (state, stopped), self.pack(output)
 
         carry = flatten(state), jnp.bool_(False)
-        unroll = min(self.gradient_steps, len(index))
+        unroll = min(self.steps_per_iteration, len(index))
         (state, _), outputs = jax.lax.scan(turn, carry, (index, advantage), unroll=unroll)
         return named(state), self.unpack(outputs)
 

@@ -46,6 +46,9 @@ def _is_short(length: int, body: jex.core.Jaxpr) -> bool:
 
 
 def _count(jaxpr: jex.core.Jaxpr) -> int:
-    """Return the number of equations of a jaxpr and of the jaxprs inside it."""
-    inner = [sub for eqn in jaxpr.eqns for sub in jex.core.jaxprs_in_params(eqn.params)]
-    return len(jaxpr.eqns) + sum(map(_count, inner))
+    """Return the number of equations of a jaxpr; the body of a scan counts `unroll` times."""
+    total = len(jaxpr.eqns)
+    for eqn in jaxpr.eqns:
+        times = eqn.params["unroll"] if eqn.primitive.name == "scan" else 1
+        total += times * sum(map(_count, jex.core.jaxprs_in_params(eqn.params)))
+    return total

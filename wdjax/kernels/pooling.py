@@ -22,8 +22,9 @@ WIDTHS = (16, 32, 64, 128)  # supported widths of a layer
 MIN_SIZE = 16  # smallest matrix of tensor cores
 ROWS = 32  # sets of a program
 PROGRAMS = 264  # programs of the backward kernel, two for each of 132 multiprocessors of an H100
-COUNT = 1 << 24  # unit of the number of largest elements; each of them also has a bit below it
+COUNT = 1 << 24  # bits from here on: number of largest elements; below: one bit each
 MAX_ELEMENTS = 24  # elements of a set: one bit each
+MAX_WEIGHTS = 20_000  # numbers of all matrices, whose gradients stay in registers
 Ref = Any
 
 Layers = Sequence[tuple[jax.Array, jax.Array]]
@@ -69,14 +70,18 @@ def sizes_of(pool: str, activation: str, layers: Layers, others: jax.Array) -> S
 
 def why_not(sizes: Sizes) -> str | None:
     """Return the reason why kernels cannot pool these sets, or None."""
+    if not sizes.num_elements:
+        return "sets have no elements"
     if sizes.activation not in SLOPES:
         return f"activation {sizes.activation}: kernels support {', '.join(SLOPES)}"
     if sizes.width not in WIDTHS:
         return f"width {sizes.width}: kernels support {', '.join(map(str, WIDTHS))}"
     if sizes.columns > max(WIDTHS):
-        return f"{sizes.num_inputs} features of an element: kernels support {max(WIDTHS) - 1}"
+        return f"{sizes.num_inputs} features of an element: kernels support up to {max(WIDTHS) - 1}"
     if sizes.num_elements > MAX_ELEMENTS:
-        return f"{sizes.num_elements} elements: kernels support {MAX_ELEMENTS}"
+        return f"{sizes.num_elements} elements: kernels support up to {MAX_ELEMENTS}"
+    if sum(math.prod(shape) for shape in sizes.parts if len(shape) == 2) > MAX_WEIGHTS:
+        return f"{sizes.depth} layers of width {sizes.width}: too many for registers"
     total = sizes.num_sets * max(sizes.num_elements * sizes.num_inputs, sizes.width)
     return (
         None if total <= pallas.MAX_NUMBERS else f"{total:,} inputs: more than a kernel can index"
@@ -284,7 +289,7 @@ def _backward(
 
         def add(k: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
             features = _features(weights, block.element(others_ref, k), sizes)
-            if largest is not None:  # of at least 0, with a gradient above 0
+            if largest is not None:  # relu: its slope is 1 where the maximum is above 0
                 own = jnp.where(((largest >> k) & 1) != 0, gradient, 0.0)
             else:
                 own = gradient * SLOPES[sizes.activation](features[-1])

@@ -127,8 +127,8 @@ MPE_TASKS = {
         (TRAINING_RETURN,),
         note="Predators play against the prey of their own program, so their returns do not rank "
         "the programs. JaxMARL's script trains one policy for predators and prey, wdjax trains "
-        "two. The script raises an error where observations differ in length; its padding is "
-        "repaired here.",
+        "two, with four steps in each iteration of the rollout loop (`rollout_unroll`). The script "
+        "raises an error where observations differ in length; its padding is repaired here.",
     ),
     "mpe_spread_pqn_vdn": Task(
         "MPE simple_spread", "PQN-VDN", 10_000_000,

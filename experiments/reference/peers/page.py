@@ -152,7 +152,8 @@ def times(ours: Sequence[Entry], theirs: Sequence[Entry]) -> list[str]:
     """Return the cells of the seconds of both programs and of their ratio."""
     pair = [sum(entry["run_seconds"] for entry in entries) for entries in (ours, theirs)]
     words = " / ".join(f"{n:.3g}" if n < 1000 else f"{n:,.0f}" for n in pair[: 1 + bool(theirs)])
-    alike = [[(entry["seeds"], entry["machine"]) for entry in own] for own in (ours, theirs)]
+    keys = "seeds", "machine", "date"
+    alike = [[[entry[key] for key in keys] for entry in own] for own in (ours, theirs)]
     return [words, f"{pair[0] / pair[1]:.2f}" if alike[0] == alike[1] else "-"]
 
 

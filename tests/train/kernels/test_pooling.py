@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cards import CARDS, lowered
+from flax import nnx
 
 from wdjax.kernels import pooling
 from wdjax.kernels.activations import SLOPES
 from wdjax.kernels.support import listening
+from wdjax.spaces import Box
 from wdjax.train import load_config, make_learner
+from wdjax.train.networks import encoders
 from wdjax.train.networks import pooling as networks
 from wdjax.train.networks.actor_critic import MLP
 from wdjax.train.networks.pooling import POOLS, pool_sets, run_layers
@@ -105,11 +108,13 @@ def test_vmapped_kernels_equal_the_kernels_of_members(interpreted):
     ("sizes", "reason"),
     [
         ((9, 5, 7, 48, 1, "max"), "width 48: kernels support 16, 32, 64, 128"),
-        ((9, 5, 200, 64, 1, "max"), "200 features of an element: kernels support 127"),
-        ((9, 25, 7, 64, 1, "max"), "25 elements: kernels support 24"),
+        ((9, 5, 200, 64, 1, "max"), "200 features of an element: kernels support up to 127"),
+        ((9, 25, 7, 64, 1, "max"), "25 elements: kernels support up to 24"),
         ((2**30, 2, 7, 64, 1, "max"), "68,719,476,736 inputs: more than a kernel can index"),
         ((9, 1, 7, 64, 1, "sum", "gelu"), "activation gelu: kernels support relu, tanh"),
-        ((9, 24, 127, 128, 3, "sum"), None),
+        ((9, 0, 7, 64, 1, "sum"), "sets have no elements"),
+        ((9, 24, 7, 128, 3, "sum"), "3 layers of width 128: too many for registers"),
+        ((9, 24, 7, 128, 2, "sum"), None),
     ],
 )
 def test_unsupported_sizes_have_a_reason(sizes, reason):
@@ -164,6 +169,33 @@ def test_custom_hidden_layers_use_plain_xla(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(MLP, "__call__", lambda self, inputs: self.layer_0(inputs))
     assert "pool_sets" not in text_of("cartpole_ppo", "agent", {"recurrent_size": 16})
+
+
+def without_last_relu(self, rows):
+    return self.layer_1(jax.nn.relu(self.layer_0(rows)))
+
+
+@pytest.mark.parametrize("replaced", ["layers", "parts"])
+def test_replaced_parts_of_set_encoders_use_plain_xla(replaced, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    if replaced == "layers":
+        monkeypatch.setattr(encoders.SetLayers, "__call__", without_last_relu)
+        reason = "it is custom"
+    else:
+        monkeypatch.setattr(encoders.nnx.Linear, "__call__", lambda self, x: x @ self.kernel[...])
+        reason = "its layers are custom"
+    with listening() as decisions:
+        text = update_text(CARDS[0])
+    assert "pool_sets" not in text
+    assert decisions["set encoder of runner"] == reason
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_sets_without_elements_have_the_features_zero(pool):
+    space = Box(-1.0, 1.0, (3,))
+    split = lambda obs: (obs[..., :0, None], obs[..., :0] > 0, obs)  # noqa: E731
+    encoder = encoders.DeepSets(space, 16, 2, pool, split=split, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(encoder(jnp.ones((2, 3)))[:, :16], 0.0)
 
 
 def update_text(card, **network):

@@ -103,6 +103,23 @@ def test_memories_agree_with_their_kernels(name, interpreted, monkeypatch):
     assert not gradient()[1]  # a subclass may have other equations
 
 
+@pytest.mark.parametrize("name", CELLS)
+def test_memories_with_replaced_layers_use_plain_xla(name, interpreted, monkeypatch):
+    monkeypatch.setattr(memories, "on_cpu", lambda: False)
+    memory = CELLS[name][0](3, 16, kernel_init=nnx.initializers.orthogonal(), rngs=nnx.Rngs(0))
+    layer = "gate" if name == "mingru" else "dense_i"
+    size = getattr(memory, layer).out_features
+    setattr(memory, layer, nnx.LoRALinear(3, size, lora_rank=2, rngs=nnx.Rngs(1)))
+    xs = jax.random.normal(jax.random.key(1), (STEPS, ROWS, 3))
+    carry = memory.empty((ROWS,))
+    with kernels_for("agent"), listening() as decisions:
+        features = memory.unroll(carry, xs, jnp.zeros((STEPS, ROWS), bool))
+    assert not decisions
+    for x, expected in zip(xs, features, strict=True):
+        carry, found = memory(carry, x)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("memory", CELLS)
 @pytest.mark.parametrize(
     "card", [CARDS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CARDS[1:])]
