@@ -76,11 +76,12 @@ def forward(
         inputs: [R, width] float32.
         interpret: run step by step in XLA on any device, for tests.
     """
-    shape = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+    shape = jax.ShapeDtypeStruct((inputs.size,), jnp.float32)
     grid = (pallas.cdiv(sizes.num_rows, sizes.rows),)
     body = functools.partial(_forward, sizes=sizes)
     call = pallas.call(body, "normalize", shape, grid, sizes.warps, 1, interpret)
-    return call(parameters, inputs)
+    flat = [part.reshape(-1) for part in parameters]
+    return call(flat, inputs.reshape(-1)).reshape(inputs.shape)
 
 
 def backward(
@@ -102,13 +103,14 @@ def backward(
     blocks = pallas.cdiv(pallas.cdiv(sizes.num_rows, sizes.rows), PROGRAMS)  # per program
     programs = pallas.cdiv(sizes.num_rows, sizes.rows * blocks)
     shapes = (
-        jax.ShapeDtypeStruct((programs * 3, sizes.width), jnp.float32),
-        jax.ShapeDtypeStruct(inputs.shape, jnp.float32),
+        jax.ShapeDtypeStruct((programs * 3 * sizes.width,), jnp.float32),
+        jax.ShapeDtypeStruct((inputs.size,), jnp.float32),
     )
     body = functools.partial(_backward, sizes=sizes, blocks=blocks)
     call = pallas.call(body, "normalize_back", shapes, (programs,), sizes.warps, 1, interpret)
-    sums, d_inputs = call(parameters, inputs, gradient)
-    return jnp.sum(sums.reshape(programs, 3, -1), axis=0), d_inputs
+    flat = [part.reshape(-1) for part in parameters]
+    sums, d_inputs = call(flat, inputs.reshape(-1), gradient.reshape(-1))
+    return jnp.sum(sums.reshape(programs, 3, -1), axis=0), d_inputs.reshape(inputs.shape)
 
 
 # --- inside a kernel ---
@@ -121,20 +123,17 @@ class Block:
     """
 
     def __init__(self, sizes: Sizes, first: jax.Array):
-        self.sizes, self.first = sizes, first
+        self.sizes = sizes
         shape = (sizes.rows, sizes.columns)
         row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
         self.mask = (first + row < sizes.num_rows) & (column < sizes.width)
-
-    def at(self, ref: Ref) -> Ref:
-        """Return the reference to the rows, [rows, columns]."""
-        return ref.at[pallas.span(self.first, self.sizes.rows), pallas.span(0, self.sizes.columns)]
+        self.place = _place(first + row, column, sizes, sizes.num_rows)
 
     def load(self, ref: Ref) -> jax.Array:
-        return pallas.load(self.at(ref), mask=self.mask, other=0.0)
+        return pallas.load(ref.at[self.place], mask=self.mask, other=0.0)
 
     def store(self, ref: Ref, value: jax.Array) -> None:
-        pallas.store(self.at(ref), value, mask=self.mask)
+        pallas.store(ref.at[self.place], value, mask=self.mask)
 
     def mean(self, values: jax.Array) -> jax.Array:
         """Return the mean of each row, [rows, 1]."""
@@ -148,20 +147,25 @@ class Block:
         return inputs - mean, variance, inverse
 
 
-def _inside(sizes: Sizes) -> jax.Array:
-    """Return which columns are not padding, [1, columns] bool."""
-    return jax.lax.broadcasted_iota(jnp.int32, (1, sizes.columns), 1) < sizes.width
+def _place(row: Any, column: jax.Array, sizes: Sizes, num_rows: int) -> jax.Array:
+    """Return the places of numbers in a flat array of rows; padding is outside of the array."""
+    place = row * sizes.width + column
+    if sizes.columns == sizes.width:
+        return place
+    return jnp.where(column < sizes.width, place, num_rows * sizes.width)
 
 
-def _row(ref: Ref, row: int | jax.Array, sizes: Sizes) -> Ref:
-    """Return the reference to a row, [1, columns]."""
-    return ref.at[pallas.span(row, 1), pallas.span(0, sizes.columns)]
+def _row(ref: Ref, row: int | jax.Array, sizes: Sizes) -> tuple[Ref, jax.Array]:
+    """Return (reference to a row of a flat array, mask without padding), [1, columns]."""
+    column = jax.lax.broadcasted_iota(jnp.int32, (1, sizes.columns), 1)
+    num_rows = ref.shape[0] // sizes.width
+    return ref.at[_place(row, column, sizes, num_rows)], column < sizes.width
 
 
 def _load_parameters(refs: Sequence[Ref], sizes: Sizes) -> list[jax.Array]:
     """Load bias, scale and shift, [1, columns] each."""
-    rows = [_row(ref, i, sizes) for ref in refs for i in range(ref.shape[0])]
-    return [pallas.load(row, mask=_inside(sizes), other=0.0) for row in rows]
+    rows = [_row(ref, i, sizes) for ref in refs for i in range(ref.shape[0] // sizes.width)]
+    return [pallas.load(row, mask=mask, other=0.0) for row, mask in rows]
 
 
 def _forward(parameters: Sequence[Ref], inputs_ref: Ref, outputs_ref: Ref, *, sizes: Sizes) -> None:
@@ -202,4 +206,5 @@ def _backward(
     zeros = jnp.zeros(sizes.columns, jnp.float32)
     sums = jax.lax.fori_loop(0, blocks, add_block, (zeros, zeros, zeros))
     for i, values in enumerate(sums):
-        pallas.store(_row(sums_ref, 3 * program + i, sizes), values[None], mask=_inside(sizes))
+        row, mask = _row(sums_ref, 3 * program + i, sizes)
+        pallas.store(row, values[None], mask=mask)
