@@ -109,11 +109,11 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
 
 
 def _prepared(policy: Policy, acting: Acting) -> Acting:
-    """Return opponents with the acting states of all steps, as by the built-in `before_rollout`."""
-    if acting.networks is None or policy.algorithm.overridden("before_rollout"):
+    """Return opponents with acting states for all steps, see `Engine.prepare`."""
+    if acting.networks is None:
         return acting
-    before_rollout = functools.partial(policy.algorithm.before_rollout, policy)
-    return acting.replace(networks=jax.vmap(before_rollout)(acting.networks))
+    prepare = functools.partial(policy.engine.prepare, policy)
+    return acting.replace(networks=jax.vmap(prepare)(acting.networks))
 
 
 def play_step(
