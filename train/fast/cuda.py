@@ -98,9 +98,11 @@ class Cuda(PackedEngine):
         batch: Any,
         evaluate: Evaluate | None = None,
     ) -> tuple[Params, Means]:
+        by_xla = functools.partial(super().sum_gradient, loss, policy)
+        plain = functools.partial(self.with_kernels, policy, by_xla)
         if not is_built_in(policy, evaluate):  # kernels compute the built-in actor-critic
             decide(f"learning of {policy.name}", why_plain(policy) or "its evaluate is custom")
-            return self.plain_gradient(loss, policy, state, hypers, batch, evaluate)
+            return plain(state, hypers, batch, evaluate)
         by_kernel = functools.partial(self.with_kernels, policy, kernel_gradient, loss, policy)
         why = why_plain(policy)
         if why is None and not reaches(self.shape, batch.valid.size):
@@ -110,14 +112,8 @@ class Cuda(PackedEngine):
                 by_kernel, state, hypers, batch
             )
         if not decide(f"learning of {policy.name}", why):
-            return self.plain_gradient(loss, policy, state, hypers, batch)
-        simple = functools.partial(super().sum_gradient, loss, policy)
-        return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=simple)
-
-    def plain_gradient(self, loss: Loss, policy: Policy, *arguments: Any) -> tuple[Params, Means]:
-        """Compute `Engine.sum_gradient` in plain XLA, except for parts of the network."""
-        with self.kernels_of_parts(policy):
-            return super().sum_gradient(loss, policy, *arguments)
+            return plain(state, hypers, batch)
+        return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=by_xla)
 
     def with_kernels(self, policy: Policy, function: Callable, *arguments: Any) -> Any:
         """Call a function in the context of `kernels_of_parts`."""
@@ -163,14 +159,7 @@ class Cuda(PackedEngine):
         why = why_unused() if setup.config.kernels else NO_KERNELS
         if not decide(STEPS, why):
             return by_xla(keys, replicas, action, params)
-
-        def by_kernel(*operands: Any) -> StepResult:
-            try:
-                return step_replicas(setup, *operands)
-            except Exception as error:  # other errors recur in plain XLA
-                decide(STEPS, (str(error).strip() or type(error).__name__).splitlines()[0])
-                return by_xla(*operands)
-
+        by_kernel = unless_it_fails(STEPS, functools.partial(step_replicas, setup), by_xla)
         operands = keys, replicas, action, params
         return jax.lax.platform_dependent(*operands, cuda=by_kernel, default=by_xla)
 
@@ -181,15 +170,25 @@ class Cuda(PackedEngine):
         by_scan = functools.partial(by_scan, given)
         if not decide(WHOLE, why_by_scan(given.setup)):
             return by_scan(carry, keys)
-
-        def by_kernel(carry: tuple, keys: jax.Array) -> tuple[tuple, tuple]:
-            try:
-                return play_replicas(given, carry, keys)
-            except Exception as error:  # a custom `act` may require keys; others recur in the scan
-                decide(WHOLE, (str(error).strip() or type(error).__name__).splitlines()[0])
-                return by_scan(carry, keys)
-
+        by_kernel = unless_it_fails(WHOLE, functools.partial(play_replicas, given), by_scan)
         return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
+
+
+def unless_it_fails(what: str, by_kernel: Callable, plain: Callable) -> Callable:
+    """Return a function that calls `by_kernel`, or `plain` if it cannot be traced.
+
+    The decision about `what` then gets the reason. Errors that do not depend on kernels recur in
+    `plain`.
+    """
+
+    def call(*operands: Any) -> Any:
+        try:
+            return by_kernel(*operands)
+        except Exception as error:  # such as a custom `act` that requires keys
+            decide(what, (str(error).strip() or type(error).__name__).splitlines()[0])
+            return plain(*operands)
+
+    return call
 
 
 def is_built_in(policy: Policy, evaluate: Evaluate | None) -> bool:

@@ -5,6 +5,7 @@ all elements are written to memory, which takes most of the time.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,17 +69,11 @@ def _run(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return (pooled features, `largest` of `pooling.forward`)."""
     sizes = pooling.sizes_of(pool, activation, layers, others)
+    fused = functools.partial(pooling.forward, sizes, with_largest=with_largest)
 
-    def plain(
-        layers: Layers, others: jax.Array, present: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
-        pooled = _plain(pool, activation, layers, others, present)
+    def plain(*operands: Any) -> tuple[jax.Array, jax.Array | None]:
+        pooled = _plain(pool, activation, *operands)
         return pooled, jnp.zeros(pooled.shape, jnp.int32) if with_largest else None
-
-    def fused(
-        layers: Layers, others: jax.Array, present: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
-        return pooling.forward(sizes, layers, others, present, with_largest)
 
     return cuda_or_default(fused, plain, layers, others, present)
 
@@ -95,26 +90,18 @@ def _backward(pool: str, activation: str, saved: tuple, gradient: jax.Array) -> 
     layers, others, present, *_ = saved
     sizes = pooling.sizes_of(pool, activation, layers, others)
 
-    def plain(
-        layers: Layers,
-        others: jax.Array,
-        present: jax.Array,
-        pooled: jax.Array,
-        largest: jax.Array | None,
-        gradient: jax.Array,
-    ) -> Layers:
-        return jax.vjp(lambda layers: _plain(pool, activation, layers, others, present), layers)[1](
-            gradient
-        )[0]
-
     fused = functools.partial(pooling.backward, sizes)
+
+    def pull(layers: Layers, others: jax.Array, gradient: jax.Array) -> tuple:
+        own = lambda layers, others: _plain(pool, activation, layers, others, present)  # noqa: E731
+        return jax.vjp(own, layers, others)[1](gradient)
+
+    def plain(layers: Layers, others: jax.Array, *rest: Any) -> Layers:
+        return pull(layers, others, rest[-1])[0]
 
     d_layers = cuda_or_default(fused, plain, *saved, gradient)
     # XLA removes this computation if the gradient of the observations is not used
-    d_others = jax.vjp(lambda others: _plain(pool, activation, layers, others, present), others)[1](
-        gradient
-    )[0]
-    return d_layers, d_others, None
+    return d_layers, pull(layers, others, gradient)[1], None
 
 
 pool_sets.defvjp(_forward, _backward)
