@@ -21,7 +21,7 @@ from wdjax.spaces import Dict, Space
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.distributions import Distribution
 from wdjax.train.networks.encoders import MASK, FlatEncoder, make_encoder
-from wdjax.train.networks.linear import is_stock, orthogonal, product
+from wdjax.train.networks.linear import is_stock, orthogonal, product, sequence_product
 from wdjax.train.networks.memories import RecurrentMemory, make_memory
 from wdjax.train.networks.normalization import run_normalized, why_plain
 from wdjax.train.networks.pooling import run_layers
@@ -283,9 +283,13 @@ def _linear(
     rngs: nnx.Rngs,
     dtype: jnp.dtype | None = None,
 ) -> nnx.Linear:
-    init = _initializer(config, gain)
     return nnx.Linear(
-        in_features, out_features, kernel_init=init, dtype=dtype, dot_general=product, rngs=rngs
+        in_features,
+        out_features,
+        kernel_init=_initializer(config, gain),
+        dtype=dtype,
+        dot_general=sequence_product if config.recurrent_size else product,
+        rngs=rngs,
     )
 
 

@@ -22,8 +22,8 @@ from wdjax.overrides import overridden
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.encoders import module_class, require_module
-from wdjax.train.networks.linear import is_stock, orthogonal, product
-from wdjax.train.networks.recurrences import input_products, unroll
+from wdjax.train.networks.linear import input_products, is_stock, orthogonal, product
+from wdjax.train.networks.recurrences import unroll
 
 
 class RecurrentMemory(nnx.Module):
@@ -123,7 +123,7 @@ def _unroll_gated(
     inputs = input_products(xs, layers[0].kernel[...])
     zeros = jnp.zeros(inputs.shape[-1], jnp.float32)
     bias = sum((layer.bias[...] for layer in layers if layer.bias is not None), zeros)
-    by_kernel = recurrence.is_chosen(self.hidden_features, inputs.shape, starts_empty)
+    by_kernel = recurrence.is_chosen(self.hidden_features, inputs.shape, starts_empty, True)
     kernel = layers[1].kernel[...]
     return unroll(type(self).advance, by_kernel, kernel, bias, carry, inputs, restarts, start)
 
@@ -231,7 +231,7 @@ class MinGRU(nnx.Module):
         has_kernel = type(self) is MinGRU and overridden(self, MinGRU) is None
         has_kernel = has_kernel and is_stock(self.gate) and is_stock(self.candidate)
         shape = *restarts.shape, 2 * self.size
-        if has_kernel and recurrence.is_chosen(self.size, shape, start is None):
+        if has_kernel and recurrence.is_chosen(self.size, shape, start is None, False):
             layers = self.gate, self.candidate
             kernel, bias = (
                 jnp.concatenate([getattr(layer, name)[...] for layer in layers], axis=-1)

@@ -20,12 +20,10 @@ import jax.numpy as jnp
 
 from wdjax.kernels import recurrence
 from wdjax.kernels.backend import cuda_or_default
+from wdjax.train.networks.linear import over_rows
 
 UNROLL = 8
 """steps per iteration of a loop on a GPU: 1.5 times as fast as one; 16 take longer to compile"""
-
-PART = 2048
-"""fewest rows of a partial product of a gradient; with fewer, writing the parts takes longer"""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -113,10 +111,14 @@ def _backward(
     def plain(
         kernel: jax.Array | None,
         bias: jax.Array,
-        before: chex.ArrayTree,
+        carry: chex.ArrayTree,
+        carries: chex.ArrayTree,
         inputs: jax.Array,
-        *rows: jax.Array,
+        restarts: jax.Array,
+        d_hidden: jax.Array,
     ) -> tuple:
+        before = _before(carry, carries, restarts, start)
+
         def step(
             d_carry: chex.ArrayTree, row: tuple
         ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
@@ -135,59 +137,42 @@ def _backward(
         last = jax.tree.map(jnp.zeros_like, carry)
         products = _product(_hidden(before), kernel)
         inputs += jnp.broadcast_to(bias, inputs.shape)
-        steps = before, products, inputs, *rows
+        steps = before, products, inputs, restarts, d_hidden
         d_carry, rows = jax.lax.scan(step, last, steps, reverse=True, unroll=UNROLL)
-        return d_carry, *rows
+        return d_carry, jnp.sum(rows[0], (0, 1)), *rows
 
     def fused(
-        kernel: jax.Array | None, bias: jax.Array, before: chex.ArrayTree, *rows: Any
+        kernel: jax.Array | None,
+        bias: jax.Array,
+        carry: chex.ArrayTree,
+        carries: chex.ArrayTree,
+        *rows: Any,
     ) -> tuple:
-        leaves, structure = jax.tree.flatten(before)
-        by_leaves = _of_leaves(advance, structure)
-        d_carry, *rest = recurrence.backward(by_leaves, kernel, bias, leaves, *rows)
+        leaves, structure = jax.tree.flatten(carry)
+        by_leaves, after = _of_leaves(advance, structure), jax.tree.leaves(carries)
+        d_carry, *rest = recurrence.backward(by_leaves, kernel, bias, leaves, after, hidden, *rows)
         return jax.tree.unflatten(structure, d_carry), *rest
 
-    before = jax.tree.map(lambda one, rows: jnp.concatenate([one[None], rows[:-1]]), carry, carries)
-    before = jax.vmap(_where, (0, None, 0))(restarts, start, before)
-    operands = kernel, bias, before, inputs, restarts, d_hidden
-    d_carry, d_inputs, d_products = (
+    hidden = None
+    if kernel is not None:  # other gradients read the carries in place
+        hidden = _hidden(_before(carry, carries, restarts, start))
+    operands = kernel, bias, carry, carries, inputs, restarts, d_hidden
+    d_carry, d_bias, d_inputs, d_products = (
         cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
     )
-    d_kernel = None
-    if kernel is not None:
-        d_kernel = _over_rows(_hidden(before), d_products)
-    return d_kernel, jnp.sum(d_inputs, (0, 1)), d_carry, d_inputs, None, None
+    d_kernel = None if hidden is None else over_rows(hidden, d_products)
+    return d_kernel, d_bias, d_carry, d_inputs, None, None
 
 
 unroll.defvjp(_forward, _backward)
 
 
-@jax.custom_vjp
-def input_products(xs: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return xs @ kernel for all steps, [T, M, in_features] -> [T, M, gates * size]."""
-    return xs @ kernel
-
-
-def _input_gradients(saved: tuple, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    xs, kernel = saved
-    return gradient @ kernel.T, _over_rows(xs, gradient)
-
-
-input_products.defvjp(lambda xs, kernel: (xs @ kernel, (xs, kernel)), _input_gradients)
-
-
-def _over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Return the sum over all rows of left^T right, [T, M, a] and [T, M, b] -> [a, b].
-
-    A product for each part of the rows, then their sum. To distribute a single product over the
-    multiprocessors of a GPU, XLA would copy both arrays unless their length divides evenly. The
-    barrier prevents XLA from merging the products.
-    """
-    length, num_rows = left.shape[:2]
-    divisors = [d for d in range(1, length + 1) if length % d == 0]
-    parts = max(d for d in divisors if d == 1 or length // d * num_rows >= PART)
-    left, right = (rows.reshape(parts, -1, rows.shape[-1]) for rows in (left, right))
-    return jnp.sum(jax.lax.optimization_barrier(jnp.einsum("pra,prb->pab", left, right)), axis=0)
+def _before(
+    carry: chex.ArrayTree, carries: chex.ArrayTree, restarts: jax.Array, start: chex.ArrayTree
+) -> chex.ArrayTree:
+    """Return the carry before each step, leaves [T, M, size]."""
+    before = jax.tree.map(lambda one, rows: jnp.concatenate([one[None], rows[:-1]]), carry, carries)
+    return jax.vmap(_where, (0, None, 0))(restarts, start, before)
 
 
 def _product(hidden: jax.Array, kernel: jax.Array | None) -> jax.Array | None:

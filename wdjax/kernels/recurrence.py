@@ -16,6 +16,7 @@ from wdjax.kernels import pallas
 from wdjax.kernels.support import uses_kernel
 
 SIZES = (16, 32, 64, 128)  # supported widths: powers of two whose matrices fit
+WIDER = (*SIZES, 256, 512)  # of memories whose gates do not depend on the hidden state
 SHARED_MEMORY = 227 * 1024  # bytes of a program on an H100, where the device does not report them
 SCRATCH = 35 * 1024  # bytes of shared memory for other data than matrices
 ROWS = 16  # rows of a program: more take longer per step, and fewer have no matrix product
@@ -26,29 +27,34 @@ Advance = Callable[..., list[jax.Array]]
 """advance(carry leaves, input gates, product gates) -> next carry leaves, [R, size] each"""
 
 
-def is_chosen(size: int, shape: tuple[int, ...], starts_empty: bool) -> bool:
+def is_chosen(size: int, shape: tuple[int, ...], starts_empty: bool, has_products: bool) -> bool:
     """Return whether kernels unroll a memory, and record the decision.
 
     Args:
         size: width of the memory.
         shape: (T, M, gates * size), shape of the inputs.
         starts_empty: whether episodes start from a carry of zeros.
+        has_products: whether gates depend on the hidden state.
     """
-    return uses_kernel("memory", why_not(size, shape, starts_empty))
+    return uses_kernel("memory", why_not(size, shape, starts_empty, has_products))
 
 
-def why_not(size: int, shape: tuple[int, ...], starts_empty: bool) -> str | None:
+def why_not(
+    size: int, shape: tuple[int, ...], starts_empty: bool, has_products: bool
+) -> str | None:
     """Return the reason why kernels cannot unroll a memory, or None.
 
     Args:
         size: width of the memory.
         shape: (T, M, gates * size), shape of the inputs.
         starts_empty: whether episodes start from a carry of zeros.
+        has_products: whether gates depend on the hidden state.
     """
     if not starts_empty:
         return "its init_carry is custom"
-    if size not in SIZES:
-        return f"recurrent_size {size}: kernels support {', '.join(map(str, SIZES))}"
+    sizes = SIZES if has_products else WIDER
+    if size not in sizes:
+        return f"recurrent_size {size}: kernels support {', '.join(map(str, sizes))}"
     total = shape[0] * shape[1] * shape[2]
     fits = total <= pallas.MAX_NUMBERS
     return None if fits else f"{total:,} inputs: more than a kernel can index"
@@ -91,50 +97,56 @@ def backward(
     advance: Advance,
     kernel: jax.Array | None,
     bias: jax.Array,
-    before: Sequence[jax.Array],
+    carry: Sequence[jax.Array],
+    carries: Sequence[jax.Array],
+    hidden: jax.Array | None,
     inputs: jax.Array,
     restarts: jax.Array,
     d_hidden: jax.Array,
     interpret: bool = False,
-) -> tuple[list[jax.Array], jax.Array, jax.Array | None]:
+) -> tuple[list[jax.Array], jax.Array, jax.Array, jax.Array | None]:
     """Propagate gradients backward through T steps.
 
     Args:
         advance: function of the gates.
         kernel: [size, gates * size] float32, or None, as for `forward`.
         bias: as for `forward`.
-        before: the carry before each step, leaves [T, M, size].
+        carry: before the first step, leaves [M, size].
+        carries: after each step, leaves [T, M, size].
+        hidden: hidden state before each step, [T, M, size]; None without a kernel.
         inputs: [T, M, gates * size].
         restarts: [T, M] bool, whether an episode starts with this step.
         d_hidden: [T, M, size], gradient of the hidden state after each step.
         interpret: run step by step in XLA on any device, for tests.
 
     Returns:
-        Gradients of (the first carry, leaves [M, size]; inputs; products of the hidden states in
-        `before` with the kernel).
+        Gradients of (the first carry, leaves [M, size]; bias; inputs; hidden @ kernel).
     """
     (length, num_rows), size = restarts.shape, d_hidden.shape[-1]
     gates = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
-    shapes = [jax.ShapeDtypeStruct((num_rows, size), jnp.float32)] * len(before)
+    shapes = [jax.ShapeDtypeStruct((num_rows, size), jnp.float32)] * len(carry)
     body = functools.partial(_backward, advance=advance, length=length, num_rows=num_rows)
     grid = (pallas.cdiv(num_rows, ROWS),)
+    sums = jax.ShapeDtypeStruct((*grid, *bias.shape), jnp.float32)
     call = pallas.call(
         body,
         "unroll_memory_back",
-        (shapes, gates, None if kernel is None else gates),
+        (shapes, sums, gates, None if kernel is None else gates),
         grid,
         WARPS,
         1,
         interpret,
     )
     matrices = transposed = products = None
-    if kernel is not None:
+    if kernel is not None and hidden is not None:
         matrices = _by_gate(kernel)
         transposed = jnp.swapaxes(matrices, 1, 2)
         if 2 * kernel.size > max_resident():  # both do not fit: compute the products before
-            matrices, products = None, before[-1] @ kernel
+            matrices, products = None, hidden @ kernel
+    constant = transposed, matrices, bias, [*carry]
     restarts = restarts.astype(jnp.int8)
-    return call(transposed, matrices, bias, [*before], inputs, products, restarts, d_hidden)
+    d_carry, d_bias, *rest = call(*constant, [*carries], inputs, products, restarts, d_hidden)
+    return d_carry, jnp.sum(d_bias, axis=0), *rest
 
 
 def _by_gate(kernel: jax.Array) -> jax.Array:
@@ -243,12 +255,14 @@ def _backward(
     transposed_ref: Ref | None,
     kernel_ref: Ref | None,
     bias_ref: Ref,
-    before_refs: Sequence[Ref],
+    carry_refs: Sequence[Ref],
+    carries_refs: Sequence[Ref],
     inputs_ref: Ref,
     products_ref: Ref | None,
     restarts_ref: Ref,
     d_hidden_ref: Ref,
     d_carry_refs: Sequence[Ref],
+    d_bias_ref: Ref,
     d_inputs_ref: Ref,
     d_products_ref: Ref | None,
     *,
@@ -260,15 +274,19 @@ def _backward(
     gates = range(inputs_ref.shape[-1] // size)
     block, matrices = Block(num_rows, size), _matrices(kernel_ref)
     transposed, biases = _matrices(transposed_ref), _biases(bias_ref, size)
+    first = [block.load(ref) for ref in carry_refs]
 
     def load(t: Any) -> tuple:
         refs = [inputs_ref] if products_ref is None else [inputs_ref, products_ref]
         rows = [[block.load(ref, t, gate=g) for g in gates] for ref in refs]
-        before = [block.load(ref, t) for ref in before_refs]
-        return before, rows, block.load(d_hidden_ref, t), block.restart(restarts_ref, t)
+        restart = block.restart(restarts_ref, t)
+        earlier = [block.load(ref, jnp.maximum(t - 1, 0)) for ref in carries_refs]
+        before = [jnp.where(t == 0, *leaves) for leaves in zip(first, earlier, strict=True)]
+        before = [jnp.where(restart, 0.0, leaf) for leaf in before]
+        return before, rows, block.load(d_hidden_ref, t), restart
 
     def step(i: jax.Array, state: tuple) -> tuple:
-        d_carry, (before, (inputs, *products), d_hidden, restart) = state
+        d_carry, d_biases, (before, (inputs, *products), d_hidden, restart) = state
         t = length - 1 - i
         following = load(jnp.maximum(t - 1, 0))  # while this step computes
         d_carry = [*d_carry[:-1], d_carry[-1] + d_hidden]
@@ -280,9 +298,14 @@ def _backward(
         for g, matrix in enumerate(transposed):
             block.store(d_products_ref, d_products[g], t, gate=g)
             d_before[-1] += _dot(d_products[g], matrix())
-        return [jnp.where(restart, 0.0, leaf) for leaf in d_before], following
+        d_carry = [jnp.where(restart, 0.0, leaf) for leaf in d_before]
+        return d_carry, [*map(jnp.add, d_biases, d_inputs)], following
 
-    zeros = [jnp.zeros((ROWS, size), jnp.float32)] * len(before_refs)
-    d_carry, _ = jax.lax.fori_loop(0, length, step, (zeros, load(jnp.int32(length - 1))))
+    zeros = jnp.zeros((ROWS, size), jnp.float32)
+    start = [zeros] * len(carry_refs), [zeros for _ in gates], load(jnp.int32(length - 1))
+    d_carry, d_biases, _ = jax.lax.fori_loop(0, length, step, start)
     for ref, leaf in zip(d_carry_refs, d_carry, strict=True):
         block.store(ref, leaf)
+    for g, total in zip(gates, d_biases, strict=True):
+        place = d_bias_ref.at[pallas.program_id(), pallas.span(g * size, size)]
+        pallas.store(place, jnp.sum(jnp.where(block.mask, total, 0.0), axis=0))

@@ -134,6 +134,8 @@ def test_other_widths_and_configurations_use_plain_xla(monkeypatch):
     with listening() as decisions:
         assert "unroll_memory" not in update_text(CARDS[0], recurrent_size=24)
     assert "recurrent_size 24: kernels support 16, 32, 64, 128" in decisions["memory of agent"]
+    assert "unroll_memory" not in update_text(CARDS[0], memory="gru", recurrent_size=256)
+    assert "unroll_memory" in update_text(CARDS[0], memory="mingru", recurrent_size=256)
     assert "unroll_memory" not in update_text(CARDS[0], kernels=False, recurrent_size=16)
 
 

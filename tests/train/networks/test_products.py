@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from wdjax.train.networks.linear import FEW_PRODUCTS, HEAD, product
+from wdjax.train.networks import linear
+from wdjax.train.networks.linear import FEW_PRODUCTS, HEAD, PART, product, sequence_product
 
 LAYERS = {
     "a head": ((7, 3), 16, 16 // HEAD),
@@ -18,9 +19,21 @@ LAYERS = {
 }
 
 
+SEQUENCES = {"one part": (7, 3), "three parts": (6, PART // 2), "one step": (1, 2 * PART)}
+
+
 @pytest.mark.parametrize("case", LAYERS)
 def test_product_and_gradients_agree_with_numpy(case):
-    leading, num_inputs, num_outputs = LAYERS[case]
+    check_product(product, *LAYERS[case])
+
+
+@pytest.mark.parametrize("case", SEQUENCES)
+def test_products_of_sequences_on_gpus_agree_with_numpy(case, monkeypatch):
+    monkeypatch.setattr(linear, "on_cpu", lambda: False)
+    check_product(sequence_product, SEQUENCES[case], 8, 3)
+
+
+def check_product(product, leading, num_inputs, num_outputs):
     rng = np.random.default_rng(0)
     shapes = ((*leading, num_inputs), (num_inputs, num_outputs), (*leading, num_outputs))
     inputs, kernel, cotangent = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
