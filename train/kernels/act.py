@@ -21,6 +21,7 @@ from wdjax.train.kernels.layers import (
     chunk_of,
     column,
     component_columns,
+    dtype_of,
     load_rows,
     log_prob_and_entropy,
     padded,
@@ -130,19 +131,20 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
         shape: static sizes of the policy.
     """
     first, (second_ref, second_bias_ref), *others = tower
-    inputs, chunk = load_inputs(inputs_ref, row, shape), chunk_of(shape)
+    inputs, dtype = load_inputs(inputs_ref, row, shape), dtype_of(shape)
+    chunk = chunk_of(dtype, shape.widths[1])
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
         features = first_layer(inputs, first, units, shape)
-        return sums + product(features, second_ref[:, units].T, shape.dtype)
+        return sums + product(features, second_ref[:, units].T, dtype)
 
     zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
     outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
     outputs += second_bias_ref[...][None, :]
     for kernel_ref, bias_ref in others:
         outputs = ACTIVATIONS[shape.activation](outputs)
-        outputs = product(outputs, kernel_ref[...].T, shape.dtype) + bias_ref[...][None, :]
+        outputs = product(outputs, kernel_ref[...].T, dtype) + bias_ref[...][None, :]
     return outputs
 
 

@@ -6,10 +6,9 @@ writes them once, and they are summed afterwards. Wide towers: train/kernels/gra
 
 Two towers, for policy and value, are two launches: no term of the loss depends on both.
 
-Products of float32 round to tf32 with 11 significant bits. float16 has as many, and tensor cores
-multiply it twice as fast. With bounded activations (tanh), all layers except the first therefore
-use float16. Its range is small, so gradients are divided by the largest gradient of the outputs
-that the program has seen. Rounding errors are at most
+With bounded activations (tanh), all layers except the first use float16 (`dtype_of`). Its range is
+small, so gradients are divided by the largest gradient of the outputs that the program has seen.
+Rounding errors are at most
 
 * 2^-12 of a gradient, or 2^-25 of the largest gradient,
 * 2^-11 of an activation h, hence 2^-10 of its slope 1 - h^2. Saturated units have smaller slopes,
@@ -32,11 +31,14 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS, SLOPES
 from wdjax.train.kernels.layers import (
+    HALF,
+    MAX_HALF,
     MIN_SIZE,
     Ref,
     Shape,
     Tower,
     column,
+    dtype_of,
     load_rows,
     log_prob_and_entropy,
     padded,
@@ -52,7 +54,6 @@ from wdjax.train.state.rows import Evaluation
 ROWS = 64  # rows of a block
 PROGRAMS = 264  # at most two for each of 132 multiprocessors of an H200, limited by registers
 WARPS = 4
-HALF, MAX_HALF = "float16", 65504.0
 TINY = 1e-30  # smallest divisor of gradients, if no row is valid
 BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
 
@@ -278,11 +279,6 @@ def _kernel(
             grad = grad.T
         ref[program] = top * grad
     sums_ref[program] = jnp.sum(sums, axis=0)
-
-
-def dtype_of(shape: Shape) -> str:
-    """Return the dtype of the inputs of all products but the first, whose inputs are float32."""
-    return HALF if shape.activation == "tanh" else "float32"
 
 
 def forward(

@@ -3,7 +3,9 @@
 The first kernel runs a block of rows through the network and the loss. It writes the hidden layers
 h_1, h_2 and the gradient of the outputs, do. The second kernel computes
 dh_2 = (do W_3^T) act'(h_2) and dh_1 = (dh_2 W_2^T) act'(h_1). The gradients of the matrices are
-x^T dh_1, h_1^T dh_2 and h_2^T do. Intermediate arrays have the compute dtype and CHUNK_ROWS rows.
+x^T dh_1, h_1^T dh_2 and h_2^T do. Intermediate arrays have CHUNK_ROWS rows and
+the dtype of products (`dtype_of`). If it is float16, the second kernel divides do by its largest
+number.
 """
 
 import functools
@@ -14,13 +16,16 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS, SLOPES
 from wdjax.train.kernels.act import first_layer, load_inputs
-from wdjax.train.kernels.gradient import BOTH, Data, Task, load_block
+from wdjax.train.kernels.gradient import BOTH, TINY, Data, Task, load_block
 from wdjax.train.kernels.layers import (
+    HALF,
+    MAX_HALF,
     Ref,
     Shape,
     Tower,
     TowerRefs,
     chunk_of,
+    dtype_of,
     pieces,
     product,
     towers_of,
@@ -29,8 +34,8 @@ from wdjax.train.kernels.layers import (
 from wdjax.train.state.aliases import Params
 from wdjax.train.state.engine import BatchRows, Means
 
-ROWS = 128  # rows of a program
-WARPS = 8
+ROWS = 64  # rows of a program
+WARPS = 4
 CHUNK_ROWS = 2**18  # rows whose hidden layers are in memory at once
 
 Sums = tuple[Tower, jax.Array]
@@ -64,45 +69,52 @@ def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> 
         tower: matrix and bias of each layer.
         size: number of rows.
     """
-    shape, dtype, blocks = task.shape, jnp.dtype(task.shape.dtype), size // ROWS
+    shape, dtype, blocks = task.shape, dtype_of(task.shape), size // ROWS
     (inputs,), *numbers, row = data
     w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
+    is_half = dtype == HALF
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
-    partial = lambda width: jax.ShapeDtypeStruct((blocks, width), jnp.float32)  # noqa: E731
+    partial = lambda *width: jax.ShapeDtypeStruct((blocks, *width), jnp.float32)  # noqa: E731
     call = functools.partial(
         pallas.call, grid=(blocks,), warps=WARPS, stages=2, interpret=task.interpret
     )
-    x, h1, h2, do, db3, sums = call(
+    x, h1, h2, do, tops, db3, sums = call(
         functools.partial(_forward, task=task),
         out_shape=[
             written(num_inputs),
             written(w1.shape[1]),
             written(w2.shape[1]),
-            written(w3.shape[1]),
+            jax.ShapeDtypeStruct((size, w3.shape[1]), jnp.float32 if is_half else dtype),
+            partial() if is_half else None,
             partial(w3.shape[1]),
             partial(len(task.study.terms)),
         ],
         name="wide_forward",
     )(part, inputs, *numbers, *transposed((tower,), shape), row)
-    dh1, dh2, db1, db2 = call(
+    top = jnp.maximum(jnp.max(tops), TINY) if is_half else jnp.float32(1.0)
+    scaled, dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape),
         out_shape=[
+            written(w3.shape[1]) if is_half else None,
             written(w1.shape[1]),
             written(w2.shape[1]),
             partial(w1.shape[1]),
             partial(w2.shape[1]),
         ],
         name="wide_backward",
-    )(do, h1, h2, w2, w3)
-    over_rows = lambda left, right: jax.lax.dot_general(  # noqa: E731
-        left, right, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    )(top[None] if is_half else None, do, h1, h2, w2, w3)
+
+    def over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
+        numbers = (((0,), (0,)), ((), ()))
+        return top * jax.lax.dot_general(left, right, numbers, preferred_element_type=jnp.float32)
+
+    unused = (0, w1.shape[0] - num_inputs), (0, 0)
     grads = (
-        (jnp.pad(over_rows(x, dh1), ((0, w1.shape[0] - num_inputs), (0, 0))), db1.sum(axis=0)),
-        (over_rows(h1, dh2), db2.sum(axis=0)),
-        (over_rows(h2, do), db3.sum(axis=0)),
-    )  # fmt: skip
+        (jnp.pad(over_rows(x, dh1), unused), top * db1.sum(axis=0)),
+        (over_rows(h1, dh2), top * db2.sum(axis=0)),
+        (over_rows(h2, scaled if is_half else do), db3.sum(axis=0)),
+    )
     return grads, sums.sum(axis=0)
 
 
@@ -117,6 +129,7 @@ def _forward(
     h1_ref: Ref,
     h2_ref: Ref,
     do_ref: Ref,
+    top_ref: Ref | None,
     db3_ref: Ref,
     sums_ref: Ref,
     *,
@@ -127,36 +140,41 @@ def _forward(
     index, actions, row = load_block(
         row_refs, action_ref, part_ref[0] + program * ROWS, ROWS, part_ref[1], shape
     )
-    own = pallas.span(program * ROWS, ROWS)
-    inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape)
+    own, dtype = pallas.span(program * ROWS, ROWS), h1_ref.dtype
+    inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape.dtype, shape.widths[1])
     for piece, (start, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
-        x_ref[own, start : start + width] = piece
+        clipped = jnp.clip(piece, -MAX_HALF, MAX_HALF) if dtype == HALF else piece
+        x_ref[own, start : start + width] = clipped.astype(dtype)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        features = first_layer(inputs, first, units, shape).astype(h1_ref.dtype)
+        features = first_layer(inputs, first, units, shape).astype(dtype)
         h1_ref[own, units] = features
-        return sums + product(features, w2_ref[:, units].T, shape.dtype)
+        return sums + product(features, w2_ref[:, units].T, dtype)
 
     zeros = jnp.zeros((ROWS, h2_ref.shape[1]), jnp.float32)
     h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // chunk, add, zeros) + b2_ref[...][None, :]
     h2 = ACTIVATIONS[shape.activation](h2)
-    h2_ref[own, :] = h2.astype(h2_ref.dtype)
-    outputs = product(h2, w3_ref[...].T, shape.dtype) + b3_ref[...][None, :]
+    h2_ref[own, :] = h2.astype(dtype)
+    outputs = product(h2, w3_ref[...].T, dtype) + b3_ref[...][None, :]
     gradient_of = jax.grad(task.loss_sums, has_aux=True)
     do, sums = gradient_of(outputs, actions, row, BOTH, task.options_of(hypers_ref))
     do_ref[own, :] = do.astype(do_ref.dtype)
+    if top_ref is not None:
+        top_ref[program] = jnp.max(jnp.abs(do))
     db3_ref[program, :] = jnp.sum(do, axis=0)
     for i, values in enumerate(jax.tree.leaves(sums)):
         sums_ref[program, i] = jnp.sum(values)
 
 
 def _backward(
+    top_ref: Ref | None,
     do_ref: Ref,
     h1_ref: Ref,
     h2_ref: Ref,
     w2_ref: Ref,
     w3_ref: Ref,
+    scaled_ref: Ref | None,
     dh1_ref: Ref,
     dh2_ref: Ref,
     db1_ref: Ref,
@@ -166,21 +184,22 @@ def _backward(
 ) -> None:
     program = pallas.program_id()
     own = pallas.span(program * ROWS, ROWS)
-    slope, chunk = SLOPES[shape.activation], chunk_of(shape)
-    do = do_ref[own, :]
+    slope, chunk = SLOPES[shape.activation], chunk_of(dtype_of(shape), h2_ref.shape[1])
+    do, dtype = do_ref[own, :], dh1_ref.dtype
+    if top_ref is not None and scaled_ref is not None:
+        do = (do / top_ref[0]).astype(dtype)
+        scaled_ref[own, :] = do
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        dh2 = product(do, w3_ref[units, :].T, shape.dtype) * slope(
-            h2_ref[own, units].astype(jnp.float32)
-        )
+        dh2 = product(do, w3_ref[units, :].T, dtype) * slope(h2_ref[own, units].astype(jnp.float32))
         db2_ref[program, units] = jnp.sum(dh2, axis=0)
-        dh2 = dh2.astype(dh2_ref.dtype)
+        dh2 = dh2.astype(dtype)
         dh2_ref[own, units] = dh2
-        return sums + product(dh2, w2_ref[:, units].T, shape.dtype)
+        return sums + product(dh2, w2_ref[:, units].T, dtype)
 
     zeros = jnp.zeros((ROWS, h1_ref.shape[1]), jnp.float32)
     dh1 = jax.lax.fori_loop(0, h2_ref.shape[1] // chunk, add, zeros)
     dh1 = dh1 * slope(h1_ref[own, :].astype(jnp.float32))
     db1_ref[program, :] = jnp.sum(dh1, axis=0)
-    dh1_ref[own, :] = dh1.astype(dh1_ref.dtype)
+    dh1_ref[own, :] = dh1.astype(dtype)
