@@ -580,6 +580,35 @@ def test_stacked_outputs_agree_with_scan():
         np.testing.assert_array_equal(data_of(value), data_of(other))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 9])
+def test_small_outputs_have_the_order_of_their_leaf(size):
+    """Outputs of 2 to 8 distinct words are stored without a transpose, others with one."""
+
+    def step(carry, _):
+        row, key = carry
+        key = jax.random.fold_in(key, 1)
+        outputs = {
+            "numbers": row,
+            "whole": row.astype(jnp.int32),
+            "flags": row > 2 * size,
+            "keys": jax.random.split(key, (size + 1) // 2),
+            "equal": jnp.stack([row[0]] * size),
+            "known": jnp.arange(size),
+        }
+        return (row + 1, key), outputs
+
+    rows = jnp.arange((LANES + 3) * size, dtype=jnp.float32).reshape(LANES + 3, size)
+    carry = rows, jax.random.split(jax.random.key(0), LANES + 3)
+    expected = jax.lax.scan(jax.vmap(step), carry, length=3)
+    kernel = functools.partial(scan_replicas_kernel, step, length=3)
+    actual = jax.jit(functools.partial(kernel, interpret=True))(carry)
+    for value, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        assert (value.shape, value.dtype) == (other.shape, other.dtype)
+        np.testing.assert_array_equal(data_of(value), data_of(other))
+    flags = f"bool[3,{LANES + 3},{size}]"
+    assert (f"{flags} = transpose" in str(jax.make_jaxpr(kernel)(carry))) == (size in (1, 9))
+
+
 def test_kernel_is_used_on_cuda_if_supported():
     carry, xs = walkers(LANES, 4)
 

@@ -68,14 +68,14 @@ def scan_kernel(
     _require_supported(jaxpr, carry, length)
     num_carry, num_replicas = len(carry), carry[0].shape[0]
     lanes, warps = _program_size(jaxpr, consts, num_replicas)
-    scan = Scan(jaxpr, consts, num_carry, num_replicas, length, lanes)
+    scan = Scan(jaxpr, consts, num_carry, num_replicas, length, lanes, warps)
     if not scan.changed and len(scan.after) == num_carry:
         return list(carry)
     shapes = (
         [group_shape([scan.after[i] for i in group], num_replicas) for group in scan.changed],
         [words_shape(aval, (length, num_replicas)) for aval in scan.after[num_carry:]],
     )
-    places: list[list[Any]] = []
+    places: list[list[Any] | None] = []
     kernel = functools.partial(_kernel, scan=scan, places=places)
     grid = (pallas.cdiv(num_replicas, lanes),)
     run = pallas.call(kernel, "scan_replicas", shapes, grid, warps, stages=1, interpret=interpret)
@@ -106,6 +106,8 @@ class Scan:
     """number of steps"""
     lanes: int
     """replicas of a program"""
+    warps: int
+    """warps of a program"""
 
     @functools.cached_property
     def before(self) -> list[Any]:
@@ -129,6 +131,11 @@ class Scan:
         positions = [i for i in range(self.num_carry) if outputs[i] is not inputs[i]]
         groups = by_dtype([self.after[i] for i in positions])
         return [[positions[i] for i in group] for group in groups]
+
+    @property
+    def threads_have_lanes(self) -> bool:
+        """Whether one thread computes all words of a lane, and stores them without a barrier."""
+        return self.lanes >= 32 * self.warps
 
 
 def _require_supported(jaxpr: jex.core.Jaxpr, carry: Sequence[Any], length: int) -> None:
@@ -195,7 +202,7 @@ def _kernel(
     output_refs: Sequence[Any],
     *,
     scan: Scan,
-    places: list[list[Any]],
+    places: list[list[Any] | None],
 ) -> None:
     """Run all steps of the replicas of one program; `words` describes the memory layout.
 
@@ -213,7 +220,7 @@ def _kernel(
     ]
     start = _load_carry(scan, carry_refs, rows)
     changed = [i for group in scan.changed for i in group]
-    places_of_outputs: list[list[Any]] = []
+    places_of_outputs: list[list[Any] | None] = []
 
     def carry_of(words: Sequence[jax.Array]) -> list[Any]:
         arrays = with_words([start[i] for i in changed], words)
@@ -227,7 +234,7 @@ def _kernel(
         ]
         after = [*map(numbers_of, evaluate(scan.jaxpr, shared_arrays, [*carry_of(words), *x]))]
         places_of_outputs[:] = [
-            store(ref, [array], rows, num_replicas, t)
+            store(ref, [array], rows, num_replicas, t, in_order=scan.threads_have_lanes)
             for ref, array in zip(output_refs, after[num_carry:], strict=True)
         ]
         # broadcast and cast to the types that the loop carries

@@ -163,8 +163,7 @@ def _read(x: Shared, coordinates: Sequence[Elements], shape: tuple[int, ...]) ->
 def _number(x: Shared, row: Any, column: Any) -> Any:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return Key(*(_word(x, row, 2 * column + i) for i in range(2)))
-    word = _word(x, row, column)
-    return word != 0 if x.dtype == bool else word
+    return _word(x, row, column)
 
 
 def _word(x: Shared, *place: Any) -> jax.Array:

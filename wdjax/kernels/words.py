@@ -2,7 +2,8 @@
 
 A leaf is a flat array in the order [T, W, N] with a time axis and [W, N] without: W words for each
 of N replicas. A word is one element, or one half of a typed key. Replicas are last, so that
-neighboring lanes access neighboring addresses.
+neighboring lanes access neighboring addresses. `store` can instead use the order [T, N, W] of the
+leaf itself for an output of a few words, which XLA then does not transpose.
 
 Arrays are flat because an access then needs one index per lane. For an array with several axes,
 Pallas computes and adds one index per axis.
@@ -22,6 +23,8 @@ from wdjax.kernels.threefry import Key
 
 AT_ONCE = 16  # words that an access before the loop loads
 STORED_AT_ONCE = 64  # words that an access stores
+MAX_IN_ORDER = 8  # words of a leaf that is stored in its own order
+SIDE_BY_SIDE = 4  # words of a lane that an access stores in this order, up to 16 bytes
 
 
 def is_key(dtype: Any) -> bool:
@@ -41,7 +44,7 @@ def _own_words(aval: Any) -> int:
 def _memory_dtype(aval: Any) -> Any:
     if is_key(aval.dtype):
         return jnp.dtype(jnp.uint32)
-    return jnp.dtype(jnp.int8 if aval.dtype == bool else aval.dtype)
+    return jnp.dtype(aval.dtype)
 
 
 def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
@@ -77,7 +80,6 @@ def to_words(leaf: Any, leading: int) -> jax.Array:
         NotImplementedError: for more than MAX_NUMBERS elements.
     """
     words = jax.random.key_data(leaf) if is_key(leaf.dtype) else jnp.asarray(leaf)
-    words = words.astype(jnp.int8) if words.dtype == bool else words
     _require_indexable(leaf.shape, words.size)
     words = words.reshape(*words.shape[:leading], math.prod(words.shape[leading:]))
     words = words if words.shape[-1] else jnp.zeros((*words.shape[:leading], 1), words.dtype)
@@ -85,7 +87,7 @@ def to_words(leaf: Any, leading: int) -> jax.Array:
 
 
 def from_words(
-    words: jax.Array, avals: Sequence[Any], leading: tuple[int, ...], places: Sequence[Any]
+    words: jax.Array, avals: Sequence[Any], leading: tuple[int, ...], places: Sequence[Any] | None
 ) -> list[jax.Array]:
     """Convert words in memory to leaves [*leading, *shape], the inverse of `to_words`.
 
@@ -95,6 +97,8 @@ def from_words(
         leading: (T, N) or (N,).
         places: the value that `store` returned.
     """
+    if places is None:
+        return [_as_leaf(words, avals[0], leading)]
     counts = [_own_words(aval) for aval in avals]
     words = _put_together(words.reshape(*leading[:-1], -1, leading[-1]), places)
     words = jnp.swapaxes(words, -1, -2)
@@ -168,7 +172,6 @@ def load(ref: Any, aval: Any, rows: jax.Array, num_replicas: int, step: jax.Arra
 
 
 def _elements_of(words: list[Any], aval: Any) -> Elements:
-    words = [word != 0 for word in words] if aval.dtype == bool else words
     if is_key(aval.dtype):
         keys = [Key(*words[i : i + 2]) for i in range(0, len(words), 2)]
         return array_of(keys, aval.shape)
@@ -202,15 +205,30 @@ def _load_at_once(
 
 
 def store(
-    ref: Any, arrays: Sequence[Elements], rows: jax.Array, num_replicas: int, step: Any = 0
-) -> list[Any]:
+    ref: Any,
+    arrays: Sequence[Elements],
+    rows: jax.Array,
+    num_replicas: int,
+    step: Any = 0,
+    in_order: bool = False,
+) -> list[Any] | None:
     """Store the words of leaves that are not known at trace time.
 
     Equal words are stored once, and all words in a single access, because Triton's compiler
     analyzes the whole kernel for each access.
 
+    Args:
+        ref: flat words in memory.
+        arrays: leaves of one dtype.
+        rows: [lanes], replicas.
+        num_replicas: N.
+        step: index along the time axis.
+        in_order: whether a single leaf may be stored in the order [T, N, W]: if it has 2 to
+            MAX_IN_ORDER words, none of them equal or known.
+
     Returns:
-        For each word, its row in memory, or its value if that is known.
+        For each word, its row in memory, or its value if that is known. None: the leaf is stored
+        in the order [T, N, W].
     """
     words = words_of(arrays)
     written: dict[Any, tuple[int, jax.Array]] = {}
@@ -220,6 +238,9 @@ def store(
                 len(written),
                 jnp.broadcast_to(word, rows.shape).astype(ref.dtype),
             )
+    if in_order and 1 < len(words) == len(written) <= MAX_IN_ORDER:
+        _store_in_order(ref, [word for _, word in written.values()], rows + step * num_replicas)
+        return None
     for first in range(0, len(written), STORED_AT_ONCE):
         part = list(written.values())[first : first + STORED_AT_ONCE]
         together = join([word for _, word in part], 1)
@@ -229,3 +250,15 @@ def store(
         mask: Any = row < len(part) if len(part) & (len(part) - 1) else None
         pallas.store(ref.at[place + (first + row) * num_replicas], together, mask=mask)
     return [word if isinstance(word, np.generic) else written[identity(word)][0] for word in words]
+
+
+def _store_in_order(ref: Any, words: list[jax.Array], rows: jax.Array) -> None:
+    """Store the words, [lanes] each, of a leaf [rows, W] by accesses aligned to their size."""
+    size = math.gcd(len(words), SIDE_BY_SIDE)
+    column = jax.lax.broadcasted_iota(jnp.int32, (*rows.shape, size), 1)
+    place = (rows * len(words))[:, None] + column
+    for first in range(0, len(words), size):
+        together = jnp.broadcast_to(words[first][:, None], column.shape)
+        for i in range(1, size):
+            together = jnp.where(column == i, words[first + i][:, None], together)
+        pallas.store(ref.at[place + first], together)
