@@ -9,7 +9,8 @@ Numbers of other libraries were measured by us on one H200: WarpDrive 2.7.1 with
 two backends, NUMBA or CUDA (its own CUDA kernels without stopwatches; known only for tag_gridworld,
 2.90 M env steps/s against 2.52 M with numba, and tag_continuous, 34 k against 42.6 k). Its matrix
 products are float32 (CUDA: tf32); wdjax uses tf32, except in the rows in bfloat16. The number of
-PufferLib is published, for another environment and card.
+PufferLib is published, for another environment and card; that of craftax.cu is for another
+environment.
 """
 
 import dataclasses
@@ -88,6 +89,7 @@ def _crowd(taggers: int, runners: int) -> dict[str, int]:
 
 
 NUMBA, CUDA, PUREJAXRL = "WarpDrive 2.7.1, numba", "WarpDrive 2.7.1, CUDA", "PureJaxRL"
+CRAFTAX = "craftax.cu, a heavier environment"
 UNROLLED = {"rollout_unroll": 4}
 CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh", **UNROLLED}
 ACTING = (INFERENCE, TRAINING)  # classic control has separate stepping rows
@@ -154,6 +156,12 @@ WORKLOADS: dict[str, Workload] = {
         preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128, **UNROLLED}, small={},
         members=256,
         tiers=ACTING, num_updates=20, targets={TRAINING: Target(16.2e6, PUREJAXRL, 33e6, 65e6)},
+    ),
+    "cartpole_a2c_1m": Workload(
+        preset="cartpole", changes={"num_envs": 1_000_000, "rollout_length": 32, "reset": "fresh",
+            "policies.agent.network.hidden_sizes": [64, 64]},
+        small={"num_envs": 10_000},
+        tiers=(INFERENCE,), targets={INFERENCE: Target(307e6, CRAFTAX, 2e9, 4e9)},
     ),
     "rice": Workload(preset="rice", changes={}, small={"num_envs": 4, "rollout_length": 20}),
 }  # fmt: skip

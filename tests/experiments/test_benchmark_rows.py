@@ -44,6 +44,8 @@ TRAINED = {
         {"training": (22 * M, 20 * M, 40 * M)}),
     "cartpole_ppo_mingru": ("cartpole", (), 10_000, 128, (64, 64), PPO,
         {"training": (22 * M, 40 * M, 80 * M)}),
+    "cartpole_a2c_1m": ("cartpole", (), 1_000_000, 32, (64, 64), A2C,
+        {"inference": (307 * M, 2 * G, 4 * G)}),
     "rice": ("rice", (27,), 100, 100, (256, 256), A2C, {}),
 }  # fmt: skip
 WORLDS = {"covid_economy", "taxed_commons"}  # their presets for more replicas, without targets
