@@ -3,9 +3,8 @@
 The first kernel runs a block of rows through the network and the loss. It writes the hidden layers
 h_1, h_2 and the gradient of the outputs, do. The second kernel computes
 dh_2 = (do W_3^T) act'(h_2) and dh_1 = (dh_2 W_2^T) act'(h_1). The gradients of the matrices are
-x^T dh_1, h_1^T dh_2 and h_2^T do. Intermediate arrays have CHUNK_ROWS rows and
-the dtype of products (`dtype_of`). If it is float16, the second kernel divides do by its largest
-number.
+x^T dh_1, h_1^T dh_2 and h_2^T do. Intermediate arrays have CHUNK_ROWS rows and the dtype of
+products (`dtype_of`). If it is float16, the second kernel divides do by its largest number.
 """
 
 import functools

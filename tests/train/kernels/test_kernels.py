@@ -129,6 +129,22 @@ def test_kernel_gradient_equals_gradient_of_the_loss(name):
         )
 
 
+@pytest.mark.slow
+def test_hidden_units_beyond_float16_give_a_bad_gradient():
+    policy, state, hypers, _ = make_case("wide_relu")
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: 1e6 * leaf if "layer_0" in str(path) else leaf, state.params
+    )
+    state = state.replace(params=params)
+    inputs = policy.algorithm.loss, policy, state, hypers, random_batch(policy, 70)
+
+    def is_finite(grads):
+        return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(grads))
+
+    assert is_finite(Engine().sum_gradient(*inputs)[0])
+    assert not is_finite(kernel_gradient(*inputs, interpret=True)[0])
+
+
 # 16 inputs need no padding
 SMALL = Shape(16, (16,), (2, 3), shared=True, activation="tanh", dtype="float32")
 OPTIONS = A2C.Options(value_coefficient=0.5, entropy_coefficient=0.01)

@@ -17,8 +17,6 @@ LAYERS = {
     "no rows": ((0,), 6, 4),
     "many rows": ((FEW_PRODUCTS // 128 + 1,), 8, 16),
 }
-
-
 SEQUENCES = {"one part": (7, 3), "three parts": (6, PART // 2), "one step": (1, 2 * PART)}
 
 
