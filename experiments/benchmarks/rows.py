@@ -8,9 +8,9 @@ our workloads, run by WarpDrive with its own programs.
 Numbers of other libraries were measured by us on one H200: WarpDrive 2.7.1 with the better of its
 two backends, NUMBA or CUDA (its own CUDA kernels without stopwatches; known only for tag_gridworld,
 2.90 M env steps/s against 2.52 M with numba, and tag_continuous, 34 k against 42.6 k). Its matrix
-products are float32 (CUDA: tf32); wdjax uses tf32, except in the rows in bfloat16. The number of
-PufferLib is published, for another environment and card; that of craftax.cu is for another
-environment.
+products are float32 (CUDA: tf32); wdjax uses tf32 or float16, except in the rows in bfloat16. The
+number of PufferLib is published, for another environment and card; that of craftax.cu is for
+another environment.
 """
 
 import dataclasses

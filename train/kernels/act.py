@@ -22,6 +22,7 @@ from wdjax.train.kernels.layers import (
     column,
     component_columns,
     dtype_of,
+    in_range,
     load_rows,
     log_prob_and_entropy,
     padded,
@@ -136,14 +137,14 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        features = first_layer(inputs, first, units, shape)
+        features = in_range(first_layer(inputs, first, units, shape), dtype)
         return sums + product(features, second_ref[:, units].T, dtype)
 
     zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
     outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
     outputs += second_bias_ref[...][None, :]
     for kernel_ref, bias_ref in others:
-        outputs = ACTIVATIONS[shape.activation](outputs)
+        outputs = in_range(ACTIVATIONS[shape.activation](outputs), dtype)
         outputs = product(outputs, kernel_ref[...].T, dtype) + bias_ref[...][None, :]
     return outputs
 

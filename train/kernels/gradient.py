@@ -32,13 +32,13 @@ from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS, SLOPES
 from wdjax.train.kernels.layers import (
     HALF,
-    MAX_HALF,
     MIN_SIZE,
     Ref,
     Shape,
     Tower,
     column,
     dtype_of,
+    in_range,
     load_rows,
     log_prob_and_entropy,
     padded,
@@ -292,7 +292,7 @@ def forward(
     dtype = dtype_of(task.shape)
     outputs = product(inputs, refs[0][...], "float32")
     # clipped for the gradient of the first matrix, which in float32 takes 17 % more instructions
-    features = [jnp.clip(inputs, -MAX_HALF, MAX_HALF).astype(HALF) if dtype == HALF else inputs]
+    features = [in_range(inputs, dtype).astype(dtype)]
     backs: list[Callable[[jax.Array], jax.Array]] = []
     for kernel, bias in zip(refs[1::2], refs[2::2], strict=True):
         hidden, back = activate(outputs, task)

@@ -4,7 +4,9 @@ The first kernel runs a block of rows through the network and the loss. It write
 h_1, h_2 and the gradient of the outputs, do. The second kernel computes
 dh_2 = (do W_3^T) act'(h_2) and dh_1 = (dh_2 W_2^T) act'(h_1). The gradients of the matrices are
 x^T dh_1, h_1^T dh_2 and h_2^T do. Intermediate arrays have CHUNK_ROWS rows and the dtype of
-products (`dtype_of`). If it is float16, the second kernel divides do by its largest number.
+products (`dtype_of`). If that is float16, the first kernel writes do as float32, and the second one
+divides each of its columns by the largest absolute value in the chunk, so that small gradients of
+the policy do not vanish next to large ones of the value.
 """
 
 import functools
@@ -18,13 +20,13 @@ from wdjax.train.kernels.act import first_layer, load_inputs
 from wdjax.train.kernels.gradient import BOTH, TINY, Data, Task, load_block
 from wdjax.train.kernels.layers import (
     HALF,
-    MAX_HALF,
     Ref,
     Shape,
     Tower,
     TowerRefs,
     chunk_of,
     dtype_of,
+    in_range,
     pieces,
     product,
     towers_of,
@@ -70,7 +72,7 @@ def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> 
     """
     shape, dtype, blocks = task.shape, dtype_of(task.shape), size // ROWS
     (inputs,), *numbers, row = data
-    w1, w2, w3 = (kernel.astype(dtype) for kernel, _ in tower)
+    w1, w2, w3 = (kernel for kernel, _ in tower)
     is_half = dtype == HALF
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
@@ -78,20 +80,23 @@ def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> 
     call = functools.partial(
         pallas.call, grid=(blocks,), warps=WARPS, stages=2, interpret=task.interpret
     )
-    x, h1, h2, do, tops, db3, sums = call(
+    x, h1, h2, do, found, db3, sums = call(
         functools.partial(_forward, task=task),
         out_shape=[
             written(num_inputs),
             written(w1.shape[1]),
             written(w2.shape[1]),
             jax.ShapeDtypeStruct((size, w3.shape[1]), jnp.float32 if is_half else dtype),
-            partial() if is_half else None,
+            partial(w3.shape[1]) if is_half else None,
             partial(w3.shape[1]),
             partial(len(task.study.terms)),
         ],
         name="wide_forward",
     )(part, inputs, *numbers, *transposed((tower,), shape), row)
-    top = jnp.maximum(jnp.max(tops), TINY) if is_half else jnp.float32(1.0)
+    tops = jnp.ones((1, w3.shape[1]))
+    if is_half:
+        tops = jnp.maximum(jnp.max(found, axis=0, keepdims=True), TINY)
+    top = jnp.max(tops)
     scaled, dh1, dh2, db1, db2 = call(
         functools.partial(_backward, shape=shape),
         out_shape=[
@@ -102,17 +107,17 @@ def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> 
             partial(w2.shape[1]),
         ],
         name="wide_backward",
-    )(top[None] if is_half else None, do, h1, h2, w2, w3)
+    )(tops if is_half else None, do, h1, h2, w2.astype(dtype), (w3 * tops / top).astype(dtype))
 
     def over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
         numbers = (((0,), (0,)), ((), ()))
-        return top * jax.lax.dot_general(left, right, numbers, preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(left, right, numbers, preferred_element_type=jnp.float32)
 
     unused = (0, w1.shape[0] - num_inputs), (0, 0)
     grads = (
-        (jnp.pad(over_rows(x, dh1), unused), top * db1.sum(axis=0)),
-        (over_rows(h1, dh2), top * db2.sum(axis=0)),
-        (over_rows(h2, scaled if is_half else do), db3.sum(axis=0)),
+        (top * jnp.pad(over_rows(x, dh1), unused), top * db1.sum(axis=0)),
+        (top * over_rows(h1, dh2), top * db2.sum(axis=0)),
+        (tops * over_rows(h2, scaled if is_half else do), db3.sum(axis=0)),
     )
     return grads, sums.sum(axis=0)
 
@@ -128,7 +133,7 @@ def _forward(
     h1_ref: Ref,
     h2_ref: Ref,
     do_ref: Ref,
-    top_ref: Ref | None,
+    tops_ref: Ref | None,
     db3_ref: Ref,
     sums_ref: Ref,
     *,
@@ -141,9 +146,10 @@ def _forward(
     )
     own, dtype = pallas.span(program * ROWS, ROWS), h1_ref.dtype
     inputs, chunk = load_inputs(inputs_ref, index, shape), chunk_of(shape.dtype, shape.widths[1])
+    # an infinite hidden unit of a row without weight would make the gradient NaN
+    inputs = [jnp.where(row.valid[:, None], piece, 0.0) for piece in inputs]
     for piece, (start, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
-        clipped = jnp.clip(piece, -MAX_HALF, MAX_HALF) if dtype == HALF else piece
-        x_ref[own, start : start + width] = clipped.astype(dtype)
+        x_ref[own, start : start + width] = in_range(piece, dtype).astype(dtype)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
@@ -159,15 +165,15 @@ def _forward(
     gradient_of = jax.grad(task.loss_sums, has_aux=True)
     do, sums = gradient_of(outputs, actions, row, BOTH, task.options_of(hypers_ref))
     do_ref[own, :] = do.astype(do_ref.dtype)
-    if top_ref is not None:
-        top_ref[program] = jnp.max(jnp.abs(do))
+    if tops_ref is not None:
+        tops_ref[program, :] = jnp.max(jnp.abs(do), axis=0)
     db3_ref[program, :] = jnp.sum(do, axis=0)
     for i, values in enumerate(jax.tree.leaves(sums)):
         sums_ref[program, i] = jnp.sum(values)
 
 
 def _backward(
-    top_ref: Ref | None,
+    tops_ref: Ref | None,
     do_ref: Ref,
     h1_ref: Ref,
     h2_ref: Ref,
@@ -185,8 +191,8 @@ def _backward(
     own = pallas.span(program * ROWS, ROWS)
     slope, chunk = SLOPES[shape.activation], chunk_of(dtype_of(shape), h2_ref.shape[1])
     do, dtype = do_ref[own, :], dh1_ref.dtype
-    if top_ref is not None and scaled_ref is not None:
-        do = (do / top_ref[0]).astype(dtype)
+    if tops_ref is not None and scaled_ref is not None:
+        do = (do / tops_ref[...]).astype(dtype)
         scaled_ref[own, :] = do
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:

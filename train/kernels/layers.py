@@ -61,7 +61,7 @@ class Shape:
     sizes: tuple[int, ...]  # number of choices of each categorical component of an action
     shared: bool  # whether policy and value share a trunk
     activation: str
-    dtype: str  # of products in hidden layers: float32 or bfloat16
+    dtype: str  # of the first product: float32 or bfloat16
     flat: bool = True  # whether the inputs are observations, without an encoder before them
 
     @property
@@ -291,8 +291,8 @@ def dtype_of(shape: Shape) -> str:
     """Return the dtype of the inputs of all products but the first.
 
     Products of float32 round to tf32 with 11 significant bits. float16 has as many, and tensor
-    cores multiply it twice as fast. A hidden unit above 65504 becomes infinite, and the gradient
-    NaN, so that the update is reported as bad. Small networks with unbounded activations use
+    cores multiply it twice as fast. A hidden unit above 65504 is infinite in gradients, so that the
+    update is reported as bad; for acting it is 65504. Small networks with unbounded activations use
     float32.
     """
     is_half = shape.dtype == "float32" and (shape.activation == "tanh" or not shape.is_narrow)
@@ -320,6 +320,11 @@ def load_rows(ref: Ref, rows: jax.Array, first: int, width: int, num_columns: in
     columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
     index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
     return pallas.load(ref.at[index], mask=columns < num_columns, other=0.0)
+
+
+def in_range(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Return values that are finite in `dtype`: clipped to 65504 for float16."""
+    return jnp.clip(values, -MAX_HALF, MAX_HALF) if dtype == HALF else values
 
 
 def product(left: jax.Array, right: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -33,7 +33,10 @@ QUANTITIES = ("observations", "rewards", "losses", "gradients", "normaliser", "p
 LIMIT = 10  # number of bad updates in a row after which `skip` ends the run
 
 _IN_THE_GAME = "check the environment for divisions by 0, square roots and logarithms"
-_IN_LEARNING = "try a lower learning_rate, a lower max_grad_norm, or normalize_reward"
+_IN_LEARNING = (
+    "try a lower learning_rate, a lower max_grad_norm, normalize_reward or normalize_observation; "
+    "if hidden units on a GPU exceed 65504, also kernels: false"
+)
 ADVICE = {
     "observations": _IN_THE_GAME,
     "rewards": _IN_THE_GAME,

@@ -62,7 +62,10 @@ def sequence_product(
     dimension_numbers: jax.lax.DotDimensionNumbers,
     **options: Any,
 ) -> jax.Array:
-    """Multiply as `product`, or float32 sequences [T, M, in] on GPUs as `input_products`."""
+    """Multiply as `product`, or float32 sequences [T, M, in] on GPUs as `input_products`.
+
+    XLA would pad the many rows of such a gradient. `input_products` has no forward-mode derivative.
+    """
     is_plain = inputs.dtype == kernel.dtype == jnp.float32 and options.get("precision") is None
     if not on_cpu() and inputs.ndim == 3 and is_plain:
         return input_products(inputs, kernel)

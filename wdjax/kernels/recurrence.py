@@ -1,7 +1,7 @@
 """Kernels that unroll a gated memory over time: see train/networks/recurrences.py.
 
 A program advances a block of rows through all steps. The carry stays in registers, so that a step
-launches no kernel and reads no carry from memory. Only products with the hidden state are inside
+launches no kernel. Only products with the hidden state are inside
 the loop; the gates' functions are traced, so that any memory of this form has both kernels.
 """
 

@@ -112,7 +112,7 @@ def _as_leaf(words: jax.Array, aval: Any, leading: tuple[int, ...]) -> jax.Array
     if is_key(aval.dtype):
         data = words.reshape(*leading, *aval.shape, 2)
         return jax.random.wrap_key_data(data, impl="threefry2x32")
-    return words.reshape(*leading, *aval.shape).astype(aval.dtype)
+    return words.reshape(*leading, *aval.shape)
 
 
 def by_dtype(avals: Sequence[Any]) -> list[list[int]]:

@@ -130,19 +130,36 @@ def test_kernel_gradient_equals_gradient_of_the_loss(name):
 
 
 @pytest.mark.slow
-def test_hidden_units_beyond_float16_give_a_bad_gradient():
+@pytest.mark.parametrize("counts", [True, False])
+def test_hidden_units_beyond_float16_give_a_bad_gradient_if_their_row_counts(counts):
     policy, state, hypers, _ = make_case("wide_relu")
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: 1e6 * leaf if "layer_0" in str(path) else leaf, state.params
+    batch = random_batch(policy, 70)
+    batch = dataclasses.replace(
+        batch, obs=batch.obs.at[3].mul(1e6), valid=batch.valid.at[3].set(counts)
     )
-    state = state.replace(params=params)
-    inputs = policy.algorithm.loss, policy, state, hypers, random_batch(policy, 70)
+    inputs = policy.algorithm.loss, policy, state, hypers, batch
 
     def is_finite(grads):
         return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(grads))
 
     assert is_finite(Engine().sum_gradient(*inputs)[0])
-    assert not is_finite(kernel_gradient(*inputs, interpret=True)[0])
+    assert is_finite(kernel_gradient(*inputs, interpret=True)[0]) == (not counts)
+
+
+@pytest.mark.slow
+def test_small_gradients_of_the_policy_are_exact_next_to_large_ones_of_the_value():
+    policy, state, hypers, tolerance = make_case("wide")
+    batch = random_batch(policy, 333)
+    batch = dataclasses.replace(batch, target=1e7 * batch.target)
+    inputs = policy.algorithm.loss, policy, state, hypers, batch
+    found, expected = (
+        grads["policy_head"]["kernel"]
+        for grads, _ in (
+            kernel_gradient(*inputs, interpret=True),
+            Engine().sum_gradient(*inputs),
+        )
+    )
+    np.testing.assert_allclose(found, expected, atol=tolerance * float(jnp.max(jnp.abs(expected))))
 
 
 # 16 inputs need no padding
@@ -270,7 +287,13 @@ def test_vmapped_gradient_equals_gradients_of_members():
         check_near(jax.tree.map(lambda leaf, i=i: leaf[i], found), by_xla(*case))
 
 
-@pytest.mark.parametrize("name", [*sorted(QUICK), pytest.param("wide", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(QUICK),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if "wide" in name),
+    ],
+)
 def test_kernel_samples_actions_of_plain_xla(name):
     policy, state, _, tolerance = make_case(name)
     keys = jax.random.split(jax.random.key(3), 4)

@@ -52,9 +52,9 @@ def results(name, by_kernel, size=16):
     return jax.jit(jax.grad(total, (0, 1, 2, 3), has_aux=True))(kernel, bias, carry, inputs)
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_kernels_agree_with_plain_xla(name, interpreted):
-    found, expected = results(name, by_kernel=True), results(name, by_kernel=False)
+@pytest.mark.parametrize(("name", "size"), [*((name, 16) for name in CELLS), ("mingru", 256)])
+def test_kernels_agree_with_plain_xla(name, size, interpreted):
+    found, expected = (results(name, by_kernel, size) for by_kernel in (True, False))
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
