@@ -57,7 +57,7 @@ class NetworkConfig:
     compute_dtype: Literal["float32", "bfloat16"] = static("float32", read=True)
     """Data type of matrix products and activations in hidden layers. bfloat16 is faster for wide
     layers on a GPU, with about three significant digits. Parameters, heads, losses and sums are
-    always float32; kernels on GPUs round the inputs of products to tf32 or float16."""
+    always float32, but on a GPU the inputs of products are rounded to tf32 or float16."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,7 @@ def _chunk(task: Task, part: jax.Array, data: Data, tower: Tower, size: int) -> 
     is_half = dtype == HALF
     num_inputs = sum(width for _, width in pieces(shape.num_inputs))
     written = lambda width: jax.ShapeDtypeStruct((size, width), dtype)  # noqa: E731
-    partial = lambda *width: jax.ShapeDtypeStruct((blocks, *width), jnp.float32)  # noqa: E731
+    partial = lambda width: jax.ShapeDtypeStruct((blocks, width), jnp.float32)  # noqa: E731
     call = functools.partial(
         pallas.call, grid=(blocks,), warps=WARPS, stages=2, interpret=task.interpret
     )

@@ -61,7 +61,7 @@ class Shape:
     sizes: tuple[int, ...]  # number of choices of each categorical component of an action
     shared: bool  # whether policy and value share a trunk
     activation: str
-    dtype: str  # of the first product: float32 or bfloat16
+    dtype: str  # `compute_dtype`: float32 or bfloat16; see `dtype_of`
     flat: bool = True  # whether the inputs are observations, without an encoder before them
 
     @property

@@ -123,7 +123,9 @@ def _unroll_gated(
     inputs = input_products(xs, layers[0].kernel[...])
     zeros = jnp.zeros(inputs.shape[-1], jnp.float32)
     bias = sum((layer.bias[...] for layer in layers if layer.bias is not None), zeros)
-    by_kernel = recurrence.is_chosen(self.hidden_features, inputs.shape, starts_empty, True)
+    by_kernel = recurrence.is_chosen(
+        self.hidden_features, inputs.shape, starts_empty, has_products=True
+    )
     kernel = layers[1].kernel[...]
     return unroll(type(self).advance, by_kernel, kernel, bias, carry, inputs, restarts, start)
 
@@ -231,7 +233,7 @@ class MinGRU(nnx.Module):
         has_kernel = type(self) is MinGRU and overridden(self, MinGRU) is None
         has_kernel = has_kernel and is_stock(self.gate) and is_stock(self.candidate)
         shape = *restarts.shape, 2 * self.size
-        if has_kernel and recurrence.is_chosen(self.size, shape, start is None, False):
+        if has_kernel and recurrence.is_chosen(self.size, shape, start is None, has_products=False):
             layers = self.gate, self.candidate
             kernel, bias = (
                 jnp.concatenate([getattr(layer, name)[...] for layer in layers], axis=-1)

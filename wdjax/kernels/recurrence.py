@@ -27,7 +27,7 @@ Advance = Callable[..., list[jax.Array]]
 """advance(carry leaves, input gates, product gates) -> next carry leaves, [R, size] each"""
 
 
-def is_chosen(size: int, shape: tuple[int, ...], starts_empty: bool, has_products: bool) -> bool:
+def is_chosen(size: int, shape: tuple[int, ...], starts_empty: bool, *, has_products: bool) -> bool:
     """Return whether kernels unroll a memory, and record the decision.
 
     Args:
