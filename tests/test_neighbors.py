@@ -10,8 +10,7 @@ import pytest
 from cards import lowered
 from hypothesis.extra import numpy as hnp
 
-from wdjax.kernels import neighbors as neighbors_kernel
-from wdjax.kernels.neighbors import is_supported, nearest_neighbors_kernel, neighbor_rows_kernel
+from wdjax.kernels.neighbors import nearest_neighbors_kernel, neighbor_rows_kernel
 from wdjax.neighbors import (
     nearest_neighbors,
     nearest_neighbors_simple,
@@ -213,15 +212,26 @@ def test_derivative_of_rows_equals_that_of_features():
     np.testing.assert_array_equal(derivative[:, 6], 0)
 
 
-def test_unsupported_sizes_use_plain_xla():
-    assert is_supported(105, 10)
-    assert is_supported(neighbors_kernel.MAX_AGENTS, neighbors_kernel.MAX_NEIGHBORS)
-    assert not is_supported(neighbors_kernel.MAX_AGENTS + 1, 10)
-    assert not is_supported(105, neighbors_kernel.MAX_NEIGHBORS + 1)
-    assert not is_supported(105, 0)
-    x = np.zeros(40, np.float32)
-    text = jax.jit(nearest_neighbors, static_argnums=3).lower(x, x, x == 0, 33).as_text()
-    assert "top_k" in text
+@pytest.mark.parametrize(("num_agents", "word"), [(40, "top_k"), (9_000, "sort")])
+def test_many_neighbors_use_plain_xla(num_agents, word):
+    x = np.zeros(num_agents, np.float32)
+    find = functools.partial(nearest_neighbors, k=33)
+    text = lowered(find, x, x, x == 0, platform="cuda")
+    assert "triton" not in text
+    assert word in text
+
+
+@pytest.mark.parametrize("num_agents", [1_000, 20_000])
+def test_many_agents_use_cells(num_agents):
+    x = np.zeros(num_agents, np.float32)
+    text = lowered(functools.partial(nearest_neighbors, k=10), x, x, x == 0, platform="cuda")
+    assert "nearest_cells" in text
+    rows = lowered(
+        lambda x: neighbor_rows(x, x, x == 0, x[:, None], x[:, None], 10, 1, (num_agents,)),
+        *(x,),
+        platform="cuda",
+    )
+    assert "nearest_cells" in rows
 
 
 PLACES = (jax.ShapeDtypeStruct((40,), np.float32),) * 2 + (jax.ShapeDtypeStruct((40,), bool),)

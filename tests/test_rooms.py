@@ -14,7 +14,8 @@ HOUSE = (
     "arguments stepping",
     "env signals progress",
     "spaces neighbors replicas branches named drawing console yaml_reader",
-    "kernels checks files lazy metric_names overrides tables version",
+    "cells",
+    "searching kernels checks files lazy metric_names overrides tables version",
 )
 TRAIN = (
     "trainer load population",

@@ -17,6 +17,10 @@ For k > MAX_SORTED the sorting networks take about a minute to compile, so the p
 insertion only.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -29,38 +33,101 @@ NOBODY = 2**31 - 1  # a key larger than any agent's
 INFINITE = 0x7F800000  # bits of an infinite distance: keys from here on belong to no agent
 
 
+class Others(NamedTuple):
+    """Agents that a program compares with its own, by place: the order in which they are stored."""
+
+    square: Callable[[jax.Array], jax.Array]
+    """place () -> squared distances [ROWS] to the agent there, 0 to itself"""
+    distance: Callable[[jax.Array], jax.Array]
+    """place () or [ROWS] -> distances [ROWS] to the agent there, infinite to itself"""
+    index_of: Callable[[jax.Array], jax.Array]
+    """place () or [ROWS] -> index of the agent there"""
+    walk: Callable[[Callable, Any], Any]
+    """(merge, held) -> held, after `merge(begin, end, held) -> (held, end)` of all windows of
+    places; the second `end` is the place after those that it merged, at least the first one"""
+    first: jax.Array | int  # lowest place
+    bits: int  # 2^n - 1: low bits of a key, which contain the place after the first one
+    fits: jax.Array | bool  # whether all places fit into these bits
+
+
 def nearest(
     x_ref, y_ref, scene_ref, rows: jax.Array, num_agents: int, k: int
 ) -> tuple[jax.Array, ...]:
     """Return the indices of the k nearest neighbors, each [ROWS] int32, -1 for none."""
-    x, y = pallas.load(x_ref.at[rows]), pallas.load(y_ref.at[rows])
     num_places = num_places_of(num_agents, k)
+    others = Others(
+        *distances_to(x_ref, y_ref, scene_ref, rows, num_places),
+        index_of=lambda place: place,
+        walk=lambda merge, held: merge(0, num_agents, held)[0],
+        first=0,
+        bits=low_bits(num_agents),
+        fits=True,
+    )
+    return search(others, k, num_agents - 1)
+
+
+def distances_to(
+    x_ref, y_ref, scene_ref, rows: jax.Array, num_places: int
+) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
+    """Return `Others.square` and `Others.distance`.
+
+    Args:
+        x_ref: [N] float32, by place, as y_ref.
+        y_ref: see x_ref.
+        scene_ref: [2 num_places] float32, x of all places, infinite for those of no active agent,
+            and then y.
+        rows: [ROWS] int32, places of the agents that search.
+        num_places: at least N, a multiple of the block size.
+    """
+    x, y = pallas.load(x_ref.at[rows]), pallas.load(y_ref.at[rows])
 
     def square(j: jax.Array) -> jax.Array:
-        """Return the squared distance of every row to agent j, 0 to itself."""
         dx, dy = x - pallas.load(scene_ref.at[j]), y - pallas.load(scene_ref.at[num_places + j])
         return dx * dx + dy * dy
 
     def distance(j: jax.Array) -> jax.Array:
-        """Return the distance of every row to agent j, infinite to itself."""
         return jnp.where(rows == j, jnp.inf, jnp.sqrt(square(j)))
 
+    return square, distance
+
+
+def search(others: Others, k: int, last: jax.Array | int) -> tuple[jax.Array, ...]:
+    """Return the indices of the k nearest neighbors, each [ROWS] int32, -1 for none.
+
+    Args:
+        others: all agents that can be neighbors, and maybe further ones.
+        k: number of neighbors.
+        last: highest place of an agent.
+    """
     if k > MAX_SORTED:
-        return _nearest_by_insertion(distance, num_agents, k)
-    keys = _smallest_keys(square, num_agents, k)
+        return _nearest_by_insertion(others, k)[1]
+    keys = smallest_keys(others, k)
     num_sorted = min(k + SPARE, len(keys))
-    distances, indices, is_sorted = _sort_nearly_sorted(distance, keys[:num_sorted], num_agents)
+    distances, indices, is_sorted = _sort_nearly_sorted(others, keys[:num_sorted], last)
     next_key = keys[min(num_sorted, len(keys) - 1)]
     # exact if no agent remains, or if all others are farther than the k-th neighbor: the smallest
     # squared distance with the next key has zeros in place of the index
     is_exact = next_key >= INFINITE
-    next_square = jax.lax.bitcast_convert_type(next_key & ~_low_bits(num_agents), jnp.float32)
+    next_square = jax.lax.bitcast_convert_type(next_key & ~others.bits, jnp.float32)
     is_exact |= jnp.sqrt(next_square) > distances[k - 1]
+    is_exact &= is_sorted & others.fits
     return jax.lax.cond(
-        jnp.min((is_exact & is_sorted).astype(jnp.int32)) > 0,
+        jnp.min(is_exact.astype(jnp.int32)) > 0,
         lambda: tuple(indices[:k]),
-        lambda: _nearest_by_insertion(distance, num_agents, k),
+        lambda: _nearest_by_insertion(others, k)[1],
     )
+
+
+def distance_bound(others: Others, k: int) -> jax.Array:
+    """Return an upper bound of the distance of the k-th neighbor, [ROWS], inf if there are fewer.
+
+    It is exact, or, if keys are sorted, about the distance of the k + 1st of the `others`.
+    """
+    if k > MAX_SORTED:
+        return _nearest_by_insertion(others, k)[0][k - 1]
+    key = smallest_keys(others, k)[k]
+    square = jax.lax.bitcast_convert_type(key | others.bits, jnp.float32)
+    return jnp.where(key < INFINITE, jnp.sqrt(square), jnp.inf)
 
 
 def num_places_of(num_agents: int, k: int) -> int:
@@ -73,28 +140,35 @@ def _block_size(k: int) -> int:
     return 1 << (k + SPARE - 1).bit_length()
 
 
-def _low_bits(num_agents: int) -> int:
-    """Return a mask of the bits of a key that contain the index."""
-    return (1 << max(num_agents - 1, 1).bit_length()) - 1
+def low_bits(num_places: int) -> int:
+    """Return a mask of the bits of a key that contain the place."""
+    return (1 << max(num_places - 1, 1).bit_length()) - 1
 
 
-def _smallest_keys(square, num_agents: int, k: int) -> list[jax.Array]:
+def smallest_keys(others: Others, k: int) -> list[jax.Array]:
     """Return the smallest keys of every row, ascending, each [ROWS] int32.
 
     They include the key of the agent itself.
     """
-    low, size = _low_bits(num_agents), _block_size(k)
+    size = _block_size(k)
 
-    def merge_block(block: jax.Array, kept: tuple) -> tuple:
-        first = block.astype(jnp.int32) * size  # loops count in int64 with jax_enable_x64
-        bits = [jax.lax.bitcast_convert_type(square(first + i), jnp.int32) for i in range(size)]
-        keys = _sort([(key & ~low) | (first + i) for i, key in enumerate(bits)])
+    def merge_block(begin: jax.Array | int, block: jax.Array, kept: tuple) -> tuple:
+        place = begin + block.astype(jnp.int32) * size  # loops count in int64 with jax_enable_x64
+        squares = [others.square(place + i) for i in range(size)]
+        bits = [jax.lax.bitcast_convert_type(square, jnp.int32) for square in squares]
+        number = place - others.first
+        keys = _sort([(key & ~others.bits) | (number + i) for i, key in enumerate(bits)])
         return tuple(
             _merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)])
         )
 
+    def merge(begin: jax.Array | int, end: jax.Array | int, kept: tuple) -> tuple:
+        num_blocks = (end - begin + size - 1) // size
+        kept = jax.lax.fori_loop(0, num_blocks, functools.partial(merge_block, begin), kept)
+        return kept, begin + num_blocks * size
+
     start = (jnp.full((ROWS,), NOBODY, jnp.int32),) * size
-    return list(jax.lax.fori_loop(0, pallas.cdiv(num_agents, size), merge_block, start))
+    return list(others.walk(merge, start))
 
 
 def _sort(keys: list[jax.Array]) -> list[jax.Array]:
@@ -130,7 +204,7 @@ def _merge_bitonic(keys: list[jax.Array]) -> list[jax.Array]:
 
 
 def _sort_nearly_sorted(
-    distance, keys: list[jax.Array], num_agents: int
+    others: Others, keys: list[jax.Array], last: jax.Array | int
 ) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
     """Sort keys by exact distance, lower index first, with two passes of adjacent exchanges.
 
@@ -140,14 +214,14 @@ def _sort_nearly_sorted(
         (distances, indices, whether they are in order [ROWS] bool). Missing neighbors have an
         infinite distance and index -1.
     """
-    low = _low_bits(num_agents)
-    places = [jnp.minimum(key & low, num_agents - 1) for key in keys]
+    places = [jnp.minimum(others.first + (key & others.bits), last) for key in keys]
     distances = [
-        jnp.where(key < INFINITE, distance(place), jnp.inf)
+        jnp.where(key < INFINITE, others.distance(place), jnp.inf)
         for key, place in zip(keys, places, strict=True)
     ]
     indices = [
-        jnp.where(far < jnp.inf, place, -1) for far, place in zip(distances, places, strict=True)
+        jnp.where(far < jnp.inf, others.index_of(place), -1)
+        for far, place in zip(distances, places, strict=True)
     ]
     for i in range(len(keys) - 1):  # moves the agent itself to the end
         _exchange(distances, indices, i)
@@ -161,11 +235,7 @@ def _sort_nearly_sorted(
 
 def _is_behind(distances: list[jax.Array], indices: list[jax.Array], i: int) -> jax.Array:
     """Return whether element i + 1 belongs before element i."""
-    return (distances[i + 1] < distances[i]) | (
-        (distances[i + 1] == distances[i])
-        & (indices[i + 1] < indices[i])
-        & (distances[i] < jnp.inf)
-    )
+    return _is_before(distances[i + 1], indices[i + 1], distances[i], indices[i])
 
 
 def _exchange(distances: list[jax.Array], indices: list[jax.Array], i: int) -> None:
@@ -178,21 +248,40 @@ def _exchange(distances: list[jax.Array], indices: list[jax.Array], i: int) -> N
         )
 
 
-def _nearest_by_insertion(distance, num_agents: int, k: int) -> tuple[jax.Array, ...]:
-    """Return the k nearest indices by exact distance, by insertion; lower index first on ties."""
+def _nearest_by_insertion(
+    others: Others, k: int
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Return the k smallest exact distances and their indices; lower index first on ties."""
 
-    def insert(j: jax.Array, held: tuple) -> tuple:
-        distances, indices = held
-        far, j = distance(j), jnp.full((ROWS,), j, jnp.int32)
-        nearer = [far < other for other in distances]  # True from the position of j on
+    def put(held: tuple, far: jax.Array, index: jax.Array) -> tuple:
         new_distances, new_indices = [], []
-        for i in range(k):
+        distances, indices = held
+        nearer = [_is_before(far, index, *other) for other in zip(*held, strict=True)]
+        for i in range(k):  # `nearer` is true from the position of the new one on
             moved = nearer[i - 1] if i else jnp.zeros((ROWS,), bool)
-            before = (distances[i - 1], indices[i - 1]) if i else (far, j)
-            at = jax.lax.select(moved, before[0], far), jax.lax.select(moved, before[1], j)
+            before = (distances[i - 1], indices[i - 1]) if i else (far, index)
+            at = jax.lax.select(moved, before[0], far), jax.lax.select(moved, before[1], index)
             new_distances.append(jax.lax.select(nearer[i], at[0], distances[i]))
             new_indices.append(jax.lax.select(nearer[i], at[1], indices[i]))
         return tuple(new_distances), tuple(new_indices)
 
+    def insert(j: jax.Array, held: tuple) -> tuple:
+        j = j.astype(jnp.int32)
+        far, index = others.distance(j), jnp.full((ROWS,), others.index_of(j), jnp.int32)
+        is_near = _is_before(far, index, held[0][-1], held[1][-1])
+        return jax.lax.cond(
+            jnp.max(is_near.astype(jnp.int32)) > 0, put, lambda held, *_: held, held, far, index
+        )
+
+    def merge(begin: jax.Array | int, end: jax.Array | int, held: tuple) -> tuple:
+        return jax.lax.fori_loop(begin, end, insert, held), end
+
     start = (jnp.full((ROWS,), jnp.inf, jnp.float32),) * k, (jnp.full((ROWS,), -1, jnp.int32),) * k
-    return jax.lax.fori_loop(0, num_agents, insert, start)[1]
+    return others.walk(merge, start)
+
+
+def _is_before(
+    distance: jax.Array, index: jax.Array, other: jax.Array, other_index: jax.Array
+) -> jax.Array:
+    """Return whether an agent is nearer than another one, or as near and has a lower index."""
+    return (distance < other) | ((distance == other) & (index < other_index) & (distance < jnp.inf))

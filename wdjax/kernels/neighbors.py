@@ -17,22 +17,16 @@ from wdjax.kernels.support import decide, why_no_kernels
 
 TILE = 8, 32  # agents and columns of rows that are written at once
 MAX_NEIGHBORS = 32  # limited by registers, which hold all keys
-# limits the relative error of a squared distance due to the index bits, to 2^14 / 2^23
-MAX_AGENTS = 2**14
-
-
-def is_supported(num_agents: int, k: int) -> bool:
-    """Return whether the kernel supports this size."""
-    return 0 < k <= MAX_NEIGHBORS and num_agents <= MAX_AGENTS
 
 
 def is_by_kernel(num_agents: int, k: int) -> bool:
-    """Return whether the kernel searches the k nearest neighbors on this machine.
+    """Return whether a kernel searches the k nearest neighbors on this machine.
 
     The decision is recorded for `support.listening`.
     """
-    limits = f"{k} of {num_agents:,} agents: kernels find up to {MAX_NEIGHBORS} of {MAX_AGENTS:,}"
-    return decide("nearest neighbours", why_no_kernels() if is_supported(num_agents, k) else limits)
+    limits = f"{k} of {num_agents:,} agents: kernels find up to {MAX_NEIGHBORS}"
+    why_not = why_no_kernels() if 0 < k <= MAX_NEIGHBORS else limits
+    return decide("nearest neighbours", why_not)
 
 
 # jit: traced once, even if called several times in a step
@@ -168,7 +162,7 @@ def _rows_kernel(
         pallas.debug_barrier()  # the next loads read indices stored by other lanes
     width = rows_refs[0].shape[1]
     read = functools.partial(
-        _read_tile,
+        read_tile,
         scene_ref,
         index_ref,
         first=2 * num_places_of(num_agents, k),
@@ -201,8 +195,8 @@ def _rows_kernel(
         start += size
 
 
-def _read_tile(
-    scene_ref,
+def read_tile(
+    table_ref,
     index_ref,
     agent: jax.Array,
     first_column: int,
@@ -216,11 +210,11 @@ def _read_tile(
     """Return TILE columns of rows: neighbors feature by feature, then the agent's own features.
 
     Args:
-        scene_ref: see `_scene`.
+        table_ref: the feature table from `first` on: all features of an agent, [N (F + C)].
         index_ref: [N, k] int32, indices of the neighbors, -1 for none.
         agent: TILE int32, the agents.
         first_column: first column of the tile.
-        first: start of the feature table in the scene.
+        first: start of the feature table.
         width: columns of a row.
         k: number of neighbors.
         num_features: features of a neighbor.
@@ -236,11 +230,11 @@ def _read_tile(
     )
     source = jnp.where(is_neighbor, other, agent)
     seen = written & (source >= 0)
-    value = pallas.load(scene_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
+    value = pallas.load(table_ref.at[first + source * num_columns + feature], mask=seen, other=0.0)
     if first_column >= num_relative * k:
         return value
     place = first + agent * num_columns + feature
-    own = pallas.load(scene_ref.at[place], mask=written & (feature < num_relative), other=0.0)
+    own = pallas.load(table_ref.at[place], mask=written & (feature < num_relative), other=0.0)
     return jnp.where(seen, value - own, 0.0)
 
 
