@@ -27,13 +27,18 @@ from wdjax.checks import (
     require_positive,
 )
 from wdjax.env import drawn_by, require_action
-from wdjax.envs.tag.game import Arrays, Tag, level, wrap
+from wdjax.envs.tag.game import (
+    CHUNK,
+    Arrays,
+    Tag,
+    count_by,
+    distance_between,
+    level,
+    wrap,
+)
 from wdjax.envs.tag.observation import observe, split_observation
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.spaces import Box, Dict, MultiDiscrete
-
-# Taggers per chunk. From 32 elements on, XLA reduces with a warp and spends most time on shuffles.
-CHUNK = 25
 
 
 class State(struct.PyTreeNode):
@@ -118,7 +123,6 @@ class TagContinuous(Tag):
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
         require_integer("num_runners", self.num_runners, 1)
-        self.check_num_agents()
         require_integer("num_acceleration_levels", self.num_acceleration_levels, 0, MANY)
         require_integer("num_turn_levels", self.num_turn_levels, 0, MANY)
         require_integer("num_other_agents_observed", self.num_other_agents_observed, 1)
@@ -129,6 +133,7 @@ class TagContinuous(Tag):
             "runner_exits_game_after_tagged",
         ):
             require_bool(name, getattr(self, name))
+        self.check_num_agents()
         require(
             self.use_full_observation or self.num_other_agents_observed <= self.num_agents,
             "num_other_agents_observed",
@@ -233,12 +238,16 @@ class TagContinuous(Tag):
         reward, tagged = self.reward(state, crossed_edge, playing, params)
         if self.runner_exits_game_after_tagged:
             state = state.replace(active=state.active & ~tagged)
-        terminated = ~state.active | self.is_over(state, params)
+        # taggers stay to the end, so XLA reduces the runners' flags once, for `is_over` and `over`
+        terminated = {
+            "tagger": jnp.full(self.num_taggers, self.is_over(state, params)),
+            "runner": self.runners_ended(state, params),
+        }
         truncated = jnp.zeros(self.num_agents, bool)
         tags = jnp.sum(tagged, dtype=jnp.int32)
         info = {"tags": tags, "tag_steps": tags * jnp.float32(state.time)}
         split = self.by_group
-        return scene, state, split(reward), split(terminated), split(truncated), info
+        return scene, state, split(reward), terminated, split(truncated), info
 
     def move(
         self, state: State, action: Arrays, playing: jax.Array, params: Params
@@ -283,7 +292,11 @@ class TagContinuous(Tag):
 
     def is_over(self, state: State, params: Params) -> jax.Array:
         """Return whether no runner is left or the time limit is reached: a bool scalar."""
-        return (state.time >= params.episode_length) | ~jnp.any(state.active[self.num_taggers :])
+        return jnp.all(self.runners_ended(state, params))
+
+    def runners_ended(self, state: State, params: Params) -> jax.Array:
+        """Return whether each runner was tagged or the time limit is reached, (num_runners,)."""
+        return ~state.active[self.num_taggers :] | (state.time >= params.episode_length)
 
     # --- reward ---
 
@@ -384,17 +397,3 @@ class TagContinuous(Tag):
         return Dict({group: space.batch(num) for group, num in self.groups.items()})
 
     scene = drawn_by("wdjax.envs.tag.drawing:continuous_scene")
-
-
-def distance_between(
-    x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array
-) -> jax.Array:
-    """Return sqrt((x - x')^2 + (y - y')^2)."""
-    return jnp.sqrt((x - other_x) ** 2 + (y - other_y) ** 2)
-
-
-def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
-    """Count the elements of each index among the `counted` ones, (n,) int32."""
-    if n <= CHUNK:  # faster than a scatter, which needs a separate kernel
-        return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
-    return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")

@@ -13,6 +13,8 @@ from wdjax.checks import require
 from wdjax.env import Env
 
 Arrays = dict[str, jax.Array]  # by group, each with a leading agent axis
+# Taggers per chunk. From 32 elements on, XLA reduces with a warp and spends most time on shuffles.
+CHUNK = 25
 # Grid actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1.
 X_STEPS = np.array([0, 1, -1, 0, 0], np.int32)
 Y_STEPS = np.array([0, 0, 0, 1, -1], np.int32)
@@ -32,6 +34,8 @@ class Tag(Env):
         def num_taggers(self) -> int: ...
         @property
         def num_runners(self) -> int: ...
+        @property
+        def use_full_observation(self) -> bool: ...
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -46,12 +50,20 @@ class Tag(Env):
         return {"tagger": rows[: self.num_taggers], "runner": rows[self.num_taggers :]}
 
     def check_num_agents(self) -> None:
-        """Raise ValueError if the number of agent pairs exceeds the range of int32."""
+        """Raise ValueError if the number of pairs of agents exceeds the range of int32.
+
+        Agents that observe only the nearest ones are not compared with all others.
+        """
+        pairs = self.num_taggers * self.num_runners
+        if self.use_full_observation:
+            pairs = self.num_agents**2
         require(
-            self.num_agents**2 < 2**31,
+            pairs < 2**31,
             "number of agents",
             self.num_agents,
-            "at most 46340, because int32 counts the pairs of agents",
+            "at most 46340, because int32 counts the pairs of agents"
+            if self.use_full_observation
+            else "fewer, because int32 counts the pairs of a tagger and a runner",
         )
 
     def check_starts(self, params: Any, inside_words: str = "between 0 and grid_length") -> None:
@@ -102,3 +114,17 @@ def level(
     steps = max(num_levels - 1, 1)
     part = (2 * (index - 1) - steps) / steps  # from -1 to 1
     return jnp.where(index == 0, 0.0, 0.5 * (high + low) + 0.5 * (high - low) * part)
+
+
+def distance_between(
+    x: jax.Array, y: jax.Array, other_x: jax.Array, other_y: jax.Array
+) -> jax.Array:
+    """Return sqrt((x - x')^2 + (y - y')^2)."""
+    return jnp.sqrt((x - other_x) ** 2 + (y - other_y) ** 2)
+
+
+def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
+    """Count the elements of each index among the `counted` ones, (n,) int32."""
+    if n <= CHUNK:  # faster than a scatter, which needs a separate kernel
+        return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
+    return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")

@@ -79,9 +79,9 @@ class TagGridworld(Tag):
 
     def __post_init__(self):
         require_integer("num_taggers", self.num_taggers, 1)
-        self.check_num_agents()
         require_bool("use_full_observation", self.use_full_observation)
         require_bool("random_start", self.random_start)
+        self.check_num_agents()
 
     def check_params(self, params: Params) -> None:
         require_finite(params)
