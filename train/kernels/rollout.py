@@ -167,6 +167,9 @@ def step_replicas(
         after = state.replace(starts=None), (obs, *rest)
         return jax.tree.map(lambda leaf: leaf[0], after)
 
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(replicas.env_state))
+    if numbers > MAX_OPERATIONS * setup.replicas.num_envs:  # not traced, which would take a minute
+        raise NotImplementedError(f"a state of more than {MAX_OPERATIONS:,} numbers: too many")
     first = jax.tree.map(lambda leaf: leaf[None], (keys, action))
     with limited(MAX_OPERATIONS):
         state, outputs = scan_replicas_kernel(
