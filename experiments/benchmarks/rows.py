@@ -84,8 +84,11 @@ class Workload:
         return min(self.members, 8) if small else self.members
 
 
-def _crowd(taggers: int, runners: int) -> dict[str, int]:
-    return {"env_params.num_taggers": taggers, "env_params.num_runners": runners}
+def crowd(taggers: int, runners: int, side: float = 20.0) -> dict[str, Any]:
+    """Return tag_continuous on a square of this side, with taggers that tag within 0.4."""
+    numbers: dict[str, Any] = {"num_taggers": taggers, "num_runners": runners}
+    numbers |= {"grid_length": side, "tagging_distance": 0.4 / side}
+    return {f"env_params.{name}": value for name, value in numbers.items()}
 
 
 NUMBA, CUDA, PUREJAXRL = "WarpDrive 2.7.1, numba", "WarpDrive 2.7.1, CUDA", "PureJaxRL"
@@ -105,7 +108,7 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "tag_continuous_105": Workload(
         preset="tag_continuous",
-        changes={**_crowd(5, 100), "num_envs": 2_000, "rollout_length": 50},
+        changes={**crowd(5, 100), "num_envs": 2_000, "rollout_length": 50},
         small={"num_envs": 8, "rollout_length": 25},
         targets={
             TRAINING: Target(158e3, NUMBA, 1.6e6, 3e6),
@@ -114,11 +117,20 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "tag_continuous_1000": Workload(
         preset="tag_continuous",
-        changes={**_crowd(100, 900), "num_envs": 2_000, "rollout_length": 10},
+        changes={**crowd(100, 900), "num_envs": 2_000, "rollout_length": 10},
         small={"num_envs": 2, "rollout_length": 5}, num_updates=2, stepping_length=50,
         targets={
             STEPPING: Target(None, NUMBA, 400e3, 1e6),
             TRAINING: Target(None, NUMBA, 100e3, 200e3),
+        },
+    ),
+    "tag_continuous_10000": Workload(
+        preset="tag_continuous",
+        changes={**crowd(100, 9_900, 200.0), "num_envs": 50, "rollout_length": 10},
+        small={"num_envs": 1, "rollout_length": 2}, num_updates=2, stepping_length=50,
+        targets={
+            STEPPING: Target(None, NUMBA, 50e3, 100e3),
+            TRAINING: Target(None, NUMBA, 10e3, 20e3),
         },
     ),
     "tag_gridworld_1000": Workload(
