@@ -113,7 +113,9 @@ class Env(abc.ABC):
         """Advance the environment by one step, without resetting it.
 
         The episode is over once every agent is terminated or truncated. An agent that finishes
-        earlier receives reward 0 from then on, and its actions have no effect.
+        earlier receives reward 0 from then on, and its actions have no effect. The same holds for
+        an agent that has not joined yet (see `present`). Its flags are false, so the episode waits
+        for it: set all flags at the time limit.
 
         Args:
             key: a typed key.
@@ -123,10 +125,29 @@ class Env(abc.ABC):
 
         Returns:
             (obs, state, reward, terminated, truncated, info). Per agent, `reward` is float32 and
-            `terminated` and `truncated` are bool. Both flags stay true until the reset, and
-            `truncated` is never true for a terminated agent. `info` maps names to scalars of this
+            `terminated` and `truncated` are bool. Both flags stay true until the reset, or until
+            another agent joins in the same slot (see `present`). `truncated` is never true for a
+            terminated agent. `info` maps names to scalars of this
             step; their sums over an episode are statistics, for example the number of tags.
         """
+
+    def present(self, state: Any, params: Any) -> Any:
+        """Return which agents have joined the episode, if agents join during an episode.
+
+        A group of n agents then has n slots. While a slot is empty, its reward is 0 and its action
+        has no effect. Its observation is not used, but must be in its space. An agent that is
+        present after a step acts from the next step on. It leaves in the step that terminates or
+        truncates it, after which its flag here is ignored. Another agent can join in its slot one
+        step later at the earliest: `terminated` and `truncated` of the slot are then false again.
+
+        Args:
+            state: state of one replica, from `reset` or `step`.
+            params: environment params of one replica.
+
+        Returns:
+            bool flags by group, [n] each; () without groups. None: agents only leave.
+        """
+        return None
 
     def advance(
         self, key: jax.Array, state: Any, action: Any, params: Any

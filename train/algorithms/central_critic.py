@@ -143,7 +143,7 @@ def evaluate_rollout(
     seen = inputs(
         states, shared, rollout.global_state, {name: row.obs for name, row in rows.items()}
     )
-    value, after, carry = advance(critic, seen, carry, rollout.over)
+    value, after, carry = advance(critic, seen, carry, restarts_of(team, rollout))
     last = inputs(states, shared, rollout.last_global_state, rollout.last_obs)
     final = None
     if rollout.final_global_state is not None:
@@ -168,8 +168,14 @@ def evaluate_rollout(
     return Values(seen, to_rewards(shared, value), last_value, final, carry)
 
 
+def restarts_of(team: Team, rollout: Rollout) -> jax.Array:
+    """Return `Rows.restarts` of the agents of a team in its order, [T, N, n]; or `rollout.over`."""
+    restarts = [rollout.rows[name].restarts(rollout.over) for name in team.policies]
+    return rollout.over if restarts[0] is rollout.over else jnp.concatenate(restarts, axis=-1)
+
+
 def advance(
-    critic: CriticNetwork, inputs: jax.Array, carry: Carry, over: jax.Array
+    critic: CriticNetwork, inputs: jax.Array, carry: Carry, restarts: jax.Array
 ) -> tuple[jax.Array, Carry, Carry]:
     """Return (values [T, N, n], carry after each step, carry for the next rollout).
 
@@ -177,22 +183,23 @@ def advance(
         critic: the network.
         inputs: [T, N, n, F].
         carry: before the first step, leaves [N, n, ...]; None if the network is feed-forward.
-        over: [T, N] bool, an episode ended in this step.
+        restarts: [T, N] or [T, N, n] bool, the carry starts anew after this step.
     """
     if carry is None:
         return critic(inputs)[0], None, None
     empty = critic.empty(inputs.shape[1:3])
 
     def step(carry: Carry, row: tuple[jax.Array, jax.Array]) -> tuple[Carry, tuple]:
-        inputs, over = row
+        inputs, restarts = row
         value, after = critic(inputs, carry)
 
         def restart(leaf: jax.Array, first: jax.Array) -> jax.Array:
-            return jnp.where(jnp.expand_dims(over, range(1, leaf.ndim)), first, leaf)
+            axes = range(restarts.ndim, leaf.ndim)
+            return jnp.where(jnp.expand_dims(restarts, axes), first, leaf)
 
         return jax.tree.map(restart, after, empty), (value, after)
 
-    carry, (value, after) = jax.lax.scan(step, carry, (inputs, over))
+    carry, (value, after) = jax.lax.scan(step, carry, (inputs, restarts))
     return value, after, carry
 
 

@@ -39,7 +39,7 @@ class Batch(struct.PyTreeNode):
         valid: [B] bool, transitions that count in the loss.
         extra: `Rows.own`, arrays that the algorithm stored while acting, for a custom `evaluate`
             and, if they contain one number per transition, for `loss`; or None.
-        restart: [T, M] bool, an episode starts with this step; None for a feed-forward policy.
+        restart: [T, M] bool, the carry starts anew with this step; None for a feed-forward policy.
         carry: carry before the first step, leaves [M, ...]; None for a feed-forward policy.
         start: carry at the start of an episode, leaves [M, ...]; None unless `init_carry` is
             custom.
@@ -82,7 +82,7 @@ class Batch(struct.PyTreeNode):
             return batch
         custom = policy.algorithm.overridden("init_carry")
         start = policy.algorithm.init_carry(policy, data.over.shape[1]) if custom else None
-        return batch.in_sequences(data.over, rollout.first_carry[policy.name], start)
+        return batch.in_sequences(rows.restarts(data.over), rollout.first_carry[policy.name], start)
 
     @classmethod
     def of_values(
@@ -91,16 +91,18 @@ class Batch(struct.PyTreeNode):
         """Return a batch to fit values alone, without actions; leaves [T, N, n, ...]."""
         return cls(obs, None, None, value, None, target, valid)  # type: ignore[arg-type]
 
-    def in_sequences(self, over: jax.Array, carry: Carry, start: Carry = None) -> "Batch":
+    def in_sequences(self, restarts: jax.Array, carry: Carry, start: Carry = None) -> "Batch":
         """Return the batch of a recurrent network, leaves [T, N, n, ...].
 
         Args:
-            over: [T, N] bool, an episode ended in this step.
+            restarts: [T, N] or [T, N, n] bool, the carry starts anew after this step:
+                `Rows.restarts`.
             carry: before the first step, where it has been reset, leaves [N, n, ...].
             start: at the start of an episode, leaves [N, n, ...]; None: as the network's memory.
         """
-        restart = jnp.concatenate([jnp.zeros_like(over[:1]), over[:-1]])
-        restart = jnp.broadcast_to(restart[..., None], self.valid.shape)
+        restart = jnp.concatenate([jnp.zeros_like(restarts[:1]), restarts[:-1]])
+        restart = restart[..., None] if restart.ndim == 2 else restart
+        restart = jnp.broadcast_to(restart, self.valid.shape)
         return self.replace(restart=restart, carry=carry, start=start)
 
     def flat(self) -> "Batch":

@@ -19,6 +19,7 @@ from wdjax.train.algorithms.central_critic import (
     evaluate_critic,
     evaluate_rollout,
     make_critic,
+    restarts_of,
     to_outputs,
 )
 from wdjax.train.algorithms.team_values import names_of_team
@@ -153,7 +154,7 @@ class MAPPO(PPO):
         )
         batch = Batch.of_values(values.inputs, values.value, target, valid)
         if carry is not None:
-            batch = batch.in_sequences(rollout.over, carry)
+            batch = batch.in_sequences(restarts_of(team, rollout), carry)
             memories[first.name] = memories[first.name].replace(own=values.carry)
         shared, learned = self.update_critic(
             team, shared, hypers[first.name], batch, rollout, keys[-1], num_blocks

@@ -149,7 +149,8 @@ class PQN(EpsilonGreedy):
         batch = Batch.of_values(data.rows.obs, data.value, target, data.valid)
         batch = batch.replace(action=data.rows.action)
         if policy.is_recurrent:
-            batch = batch.in_sequences(rollout.over, rollout.first_carry[policy.name])
+            restarts = data.rows.restarts(rollout.over)
+            batch = batch.in_sequences(restarts, rollout.first_carry[policy.name])
 
         def evaluate(policy: Policy, state: PolicyState, batch: Batch) -> Evaluation:
             sequences = (batch.carry, batch.restart)

@@ -30,7 +30,7 @@ class Steps(struct.PyTreeNode):
         reward: float32, for the action.
         next_obs: after the step, before any reset.
         terminated: bool, the agent terminated in this step or before.
-        over: bool, the agent's episode ended in this step or before.
+        over: bool, the agent's episode ended in this step or before, or another agent joined.
         live: bool, valid: the agent was active before this step.
         order: int32, index in a sequence, from `Replay.add`; otherwise None.
     """
@@ -52,7 +52,8 @@ class Steps(struct.PyTreeNode):
             rows: transitions of a policy with `next_obs`, leaves [T, N, n, ...].
             over: [T, N] bool, `Rollout.over`.
         """
-        ends = jnp.broadcast_to(rows.ends(over), rows.live.shape)
+        ends = rows.ends(over) if rows.joined is None else rows.ends(over) | rows.joined
+        ends = jnp.broadcast_to(ends, rows.live.shape)
         return cls(
             rows.obs, rows.action, rows.reward, rows.next_obs, rows.terminated, ends, rows.live
         )

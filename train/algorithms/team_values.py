@@ -1,6 +1,7 @@
 """Sums over the agents of a team: transitions of whole replicas, and the sum of Q values."""
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -54,13 +55,13 @@ def team_targets(
     """
     active = {name: own.rows.live for name, own in data.items()}
     total = functools.partial(sum_over_agents, active=active)
-    goes_on = {name: ~own.rows.terminated for name, own in data.items()}
+    after = {name: own.rows.active_next for name, own in data.items()}
     first, value = next(iter(data.values())), total({n: own.value for n, own in data.items()})
     target = gae(
         total({name: own.reward for name, own in data.items()}),
         value,
-        total({name: following[name] * goes_on[name] for name in data}),
-        total(goes_on) == 0,
+        sum_over_agents(following, after),
+        sum_over_agents(after, after) == 0,
         over[..., None],
         first.gamma,
         first.gae_lambda,
@@ -78,7 +79,7 @@ def team_batch(
 ) -> Batch:
     """Return a batch in which a transition is a step of a replica, leaves [T, N, 1, ...].
 
-    Its `obs` are (obs, action, active) by policy, leaves [T, N, 1, n, ...].
+    Its `obs` are (obs, action, active, joined or None) by policy, leaves [T, N, 1, n, ...].
 
     Args:
         team: static part of the team.
@@ -87,7 +88,8 @@ def team_batch(
         value: [T, N, 1].
         target: [T, N, 1].
     """
-    rows = {name: (own.rows.obs, own.rows.action, own.rows.live) for name, own in data.items()}
+    parts = operator.attrgetter("obs", "action", "live", "joined")
+    rows = {name: parts(own.rows) for name, own in data.items()}
     active = {name: own.rows.live for name, own in data.items()}
     valid = sum_over_agents(active, active) > 0
     steps = jax.tree.map(lambda leaf: leaf[:, :, None], rows)
@@ -116,7 +118,7 @@ def team_value(
         batch: from `team_batch`, flat.
     """
     total = jnp.zeros_like(batch.value)
-    for name, (obs, action, active) in batch.obs.items():
+    for name, (obs, action, active, joined) in batch.obs.items():
         state = states[name].replace(params=joint.params[name])
         shape, carry, restart = action.shape, None, None
         if batch.carry is not None:  # [T, M, n, ...] to [T, M * n, ...]
@@ -124,6 +126,9 @@ def team_value(
             obs, action = jax.tree.map(merge, (obs, action))
             carry = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.carry[name])
             restart = jnp.repeat(cast(jax.Array, batch.restart), shape[-1], axis=1)
+            if joined is not None:
+                begins = merge(joined)
+                restart |= jnp.concatenate([jnp.zeros_like(begins[:1]), begins[:-1]])
         q = chosen(policies[name], state, obs, action, carry, restart).reshape(shape)
         total += jnp.sum(q, axis=-1, where=active)
     return Evaluation(value=total)

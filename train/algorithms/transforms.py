@@ -76,7 +76,8 @@ def scale_reward(scale: RewardScale, data: Experience) -> tuple[Experience, Rewa
 
     The standard deviation excludes this rollout; the returned state includes it.
     """
-    totals, last = discounted_returns(scale.discounted_return, data.reward, data.over, data.gamma)
+    restarts = data.rows.restarts(data.over)
+    totals, last = discounted_returns(scale.discounted_return, data.reward, restarts, data.gamma)
     statistics = update_statistics(scale.statistics, totals, data.rows.learned)
     data = data.replace(reward=normalize_reward(scale.statistics, data.reward))
     return data, RewardScale(statistics, last)

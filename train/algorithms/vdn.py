@@ -200,11 +200,12 @@ def team_steps(team: Team, rollout: Rollout, keeps_state: bool) -> Steps:
     """Return the steps of a team for a replay with unit "team", leaves [T, N, ...].
 
     `obs` is (observations by policy, active agents [n] bool by policy, global state or None), and
-    `next_obs` the same after the step, with the agents that have not terminated.
+    `next_obs` the same after the step, with the agents that have not terminated and those that
+    joined.
     """
     rows = {name: rollout.rows[name] for name in team.policies}
     live = {name: own.live for name, own in rows.items()}
-    goes_on = {name: own.live & ~own.terminated for name, own in rows.items()}
+    goes_on = {name: own.active_next for name, own in rows.items()}
     rewards = [jnp.sum(own.reward, axis=-1, where=own.live) for own in rows.values()]
     state = next_state = None
     if keeps_state:

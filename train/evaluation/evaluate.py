@@ -339,24 +339,21 @@ def play_episodes(
         return total + jnp.where(rows, new, 0)
 
     def body(loop: tuple) -> tuple:
-        time, carry, live, returns, statistics, finished = loop
+        time, carry, returns, statistics, finished = loop
         action_key, env_key = jax.random.split(jax.random.fold_in(step_key, time))
         env_keys = jax.random.split(env_key, num_episodes)
-        carry, _, reward, *flags, info = play_step(game, carry, action_key, env_keys, greedy)
-        counted = jax.tree.map(lambda live: live & ~finished[:, None], live)
+        counted = jax.tree.map(lambda live: live & ~finished[:, None], carry[-1])
+        carry, _, reward, *_, info = play_step(game, carry, action_key, env_keys, greedy)
         returns = jax.tree.map(add_where, counted, returns, to_groups(game.env, reward))
         statistics = select(finished, statistics, (info["episode_length"], info["episode_info"]))
-        ended = to_groups(game.env, jax.tree.map(jnp.logical_or, *flags))
-        live = jax.tree.map(lambda live, ended: live & ~ended, live, ended)
-        return time + 1, carry, live, returns, statistics, finished | info["over"]
+        return time + 1, carry, returns, statistics, finished | info["over"]
 
-    _, replicas, _ = first
+    _, replicas, *_ = first
     returns = to_groups(game.env, replicas.episode_return)
-    live = jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), returns)
     statistics = (replicas.episode_length, replicas.episode_info)
-    start = (jnp.int32(0), first, live, returns, statistics, jnp.zeros(num_episodes, bool))
+    start = (jnp.int32(0), first, returns, statistics, jnp.zeros(num_episodes, bool))
     end = jax.lax.while_loop(lambda loop: (loop[0] < max_steps) & ~loop[-1].all(), body, start)
-    _, _, _, returns, (length, info), finished = end
+    _, _, returns, (length, info), finished = end
     return returns, length, info, finished
 
 

@@ -6,7 +6,7 @@ groups has one role per group.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,13 @@ from wdjax.train.learner.learner import Learner
 from wdjax.train.state.actors import Actor, Network, Script
 from wdjax.train.state.agents import (
     Assignment,
+    first_active,
     from_groups,
+    gather,
     gather_observation,
     group_sizes,
+    next_active,
+    present_agents,
     scatter,
     to_groups,
 )
@@ -30,7 +34,7 @@ from wdjax.train.state.aliases import Carry, EnvParams, Observation
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import one_copy
 from wdjax.train.state.state import PolicyState, TrainState
-from wdjax.vector import VectorState, begin_episodes, step_replicas
+from wdjax.vector import VectorState, begin_episodes, select, step_replicas
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,11 +139,14 @@ class Game:
         variants = [actor.env for cast in self.casts for actor in cast if actor.env is not None]
         return tuple(dict.fromkeys([self.env, *variants]))
 
-    def reset(self, keys: jax.Array) -> tuple[tuple, VectorState, list[tuple]]:
+    def reset(
+        self, keys: jax.Array
+    ) -> tuple[tuple, VectorState, list[tuple], Mapping[str, jax.Array]]:
         """Start N episodes, keys [N]; return the first carry of `play_step`."""
         starts = [jax.vmap(view.reset, (0, None))(keys, self.env_params) for view in self.views]
         replicas = begin_episodes(self.env, keys, starts[0][1], self.env_params)
-        return tuple(obs for obs, _ in starts), replicas, self.init_carries(len(keys))
+        live = first_active(self.env, replicas, self.env_params)
+        return tuple(obs for obs, _ in starts), replicas, self.init_carries(len(keys)), live
 
     def shown_to(self, actor: Actor, obs: tuple[Observation, ...]) -> Observation:
         """Return the observations of an actor, [N, n, ...], from the observations of each view."""
@@ -334,7 +341,8 @@ def play_step(
 
     Args:
         game: environment and actors.
-        carry: (observations of each view [N, ...], VectorState, actor carries of each role).
+        carry: (observations of each view [N, ...], VectorState, actor carries of each role, active
+            agents by group [N, n_group]).
         action_key: key of all actions.
         env_keys: [N].
         greedy: whether to take the most likely actions.
@@ -342,7 +350,7 @@ def play_step(
     Returns:
         (carry, action, reward, terminated, truncated, info), as `step_replicas` returns them.
     """
-    obs, replicas, carries = carry
+    obs, replicas, carries, live = carry
     keys = jax.random.split(action_key, (len(game.casts), 2))
     situation = replicas.env_state, game.env_params
     actions, carries_after = {}, []
@@ -355,7 +363,19 @@ def play_step(
     action, params = from_groups(game.env, scatter(assignments, actions)), game.env_params
     steps = [step_replicas(view, env_keys, replicas, action, params) for view in game.views]
     _, replicas, *outcome = steps[0]  # views differ in obs only; XLA computes the rest once
-    return (tuple(obs for obs, *_ in steps), replicas, carries_after), action, *outcome
+    _, *flags, _ = outcome
+    ended = to_groups(game.env, jax.tree.map(jnp.logical_or, *flags))
+    present = present_agents(game.env, replicas.env_state, params)
+    if present is None:
+        live = jax.tree.map(lambda live, ended: live & ~ended, live, ended)
+    else:
+        live, joined = next_active(present, live, jax.tree.map(jnp.logical_not, ended))
+        starts = zip(assignments.values(), game.init_carries(len(env_keys)), strict=True)
+        carries_after = [
+            select(gather(assignment, joined), start, carry)
+            for (assignment, start), carry in zip(starts, carries_after, strict=True)
+        ]
+    return (tuple(obs for obs, *_ in steps), replicas, carries_after, live), action, *outcome
 
 
 def _act(

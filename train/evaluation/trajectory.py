@@ -144,7 +144,7 @@ def _record_jit(
     first = game.reset(reset_key[None])
 
     def step(carry: tuple, key: jax.Array) -> tuple:
-        seen, _, carries = carry
+        seen, _, carries, _ = carry
         action_key, env_key = jax.random.split(key)
         described = []  # by role, which has one actor here
         for [actor], [learned], [carried] in zip(game.casts, game.learned, carries, strict=True):

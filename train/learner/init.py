@@ -12,7 +12,7 @@ from wdjax.checks import require_key
 from wdjax.lazy import no_garbage_collection
 from wdjax.train.rollout.opponents import init_opponents
 from wdjax.train.rollout.pool import pool_of
-from wdjax.train.state.agents import building_config, to_groups
+from wdjax.train.state.agents import building_config, first_active, to_groups
 from wdjax.train.state.hypers import run_hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.sharding import device_of_new_arrays, state_shardings
@@ -59,9 +59,7 @@ def init(
         env_params=env_params,
         replicas=replicas,
         obs=to_groups(setup.env, obs),
-        live=jax.tree.map(
-            lambda sums: jnp.ones(sums.shape, bool), to_groups(setup.env, replicas.episode_return)
-        ),
+        live=first_active(setup.env, replicas, env_params),
         key=run_key,
         num_updates=jnp.int32(0),
         shared=init_shared(setup, learned, network_key),

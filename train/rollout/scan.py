@@ -25,7 +25,15 @@ from wdjax.train.rollout.opponents import (
     begin,
 )
 from wdjax.train.state.actors import require_carry
-from wdjax.train.state.agents import from_groups, gather, gather_observation, scatter, to_groups
+from wdjax.train.state.agents import (
+    from_groups,
+    gather,
+    gather_observation,
+    next_active,
+    present_agents,
+    scatter,
+    to_groups,
+)
 from wdjax.train.state.aliases import ActingState, Carry, EnvParams, EnvState, Fields, Observation
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
@@ -207,20 +215,51 @@ def advance(
         if setup.env.can_truncate
         else terminated
     )
-    live = jax.tree.map(lambda flag: ~flag | over[:, None], ended)
+    live_after = jax.tree.map(lambda flag: ~flag | over[:, None], ended)
     num_envs = setup.replicas.num_envs
     starts = {
         name: policy.algorithm.init_carry(policy, num_envs)
         for name, policy in setup.policies.items()
     }
     carries = select(over, starts, carries)
+    present = present_agents(setup.env, replicas.env_state, given.env_params)
+    if present is not None:
+        live_after, joined = next_active(present, live, live_after)
+        rows, carries = begin_anew(setup, joined, over, drafts, rows, starts, carries)
     if setup.replicas.with_final_state:
         final_state = setup.context.global_state(
             info["final_state"], info["final_obs"], given.env_params
         )
     kept = (global_state, final_state)
-    carry = (replicas, next_obs, live, carries)
+    carry = (replicas, next_obs, live_after, carries)
     return carry, (rows, (over, returns, info["episode_length"], info["episode_info"], *kept))
+
+
+def begin_anew(
+    setup: Setup,
+    joined: Mapping[str, jax.Array],
+    over: jax.Array,
+    drafts: Mapping[str, Draft],
+    rows: Mapping[str, Rows],
+    starts: Mapping[str, Carry],
+    carries: Mapping[str, Carry],
+) -> tuple[dict[str, Rows], dict[str, Carry]]:
+    """Return (transitions with `joined`, carries), so that agents that joined start anew.
+
+    Args:
+        setup: static part of the run.
+        joined: agents that are active from the next step on, by group.
+        over: [N] bool, the episode of the replica ended in this step.
+        drafts: from `choose_actions`.
+        rows: transitions by trainable policy.
+        starts: carries at the start of an episode, by policy.
+        carries: after the step, by policy.
+    """
+    joins = {name: gather(own, joined) for name, own in setup.assignments.items()}
+    carries = {name: select(joins[name], starts[name], own) for name, own in carries.items()}
+    counted = {name: ~over[:, None] & drafts[name].get(VALID, True) for name in rows}
+    rows = {name: row.replace(joined=joins[name] & counted[name]) for name, row in rows.items()}
+    return rows, carries
 
 
 def transitions(

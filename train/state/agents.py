@@ -22,6 +22,7 @@ from wdjax.train.networks.actor_critic import split_mask, without_mask
 from wdjax.train.networks.checks import with_layout
 from wdjax.train.networks.encoders import AGENT_TYPE, MASK
 from wdjax.train.state.aliases import EnvParams, Observation
+from wdjax.vector import VectorState
 
 # group, group[index], group[start:stop], group[*]
 _SELECTOR = re.compile(r"(?s:(.+?))(?:\[(?:(\d+)|(\d*):(\d*)|\*)\])?")
@@ -221,6 +222,53 @@ def to_groups(env: Env, values: chex.ArrayTree) -> dict[str, chex.ArrayTree]:
     return (
         values if env.groups else {SINGLE_AGENT: jax.tree.map(lambda leaf: leaf[:, None], values)}
     )
+
+
+def present_agents(
+    env: Env, states: chex.ArrayTree, params: EnvParams
+) -> dict[str, jax.Array] | None:
+    """Return `Env.present` of N replicas by group, [N, n_group] bool; None if no agents join.
+
+    Args:
+        env: the environment.
+        states: environment states, leaves [N, ...].
+        params: environment params, shared by all replicas.
+    """
+    if type(env).present is Env.present:
+        return None
+    flags = jax.vmap(env.present, (0, None))(states, params)
+    return None if flags is None else to_groups(env, flags)
+
+
+def first_active(env: Env, replicas: VectorState, params: EnvParams) -> dict[str, jax.Array]:
+    """Return which agents are active at the start of an episode, by group [N, n_group] bool.
+
+    Args:
+        env: the environment.
+        replicas: N replicas that have just been reset.
+        params: environment params, shared by all replicas.
+    """
+    present = present_agents(env, replicas.env_state, params)
+    if present is not None:
+        return present
+    rewards = to_groups(env, replicas.episode_return)
+    return jax.tree.map(lambda sums: jnp.ones(sums.shape, bool), rewards)
+
+
+def next_active(
+    present: Mapping[str, jax.Array],
+    live: Mapping[str, jax.Array],
+    stays: Mapping[str, jax.Array],
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Return (active agents after a step, those of them that joined), by group [N, n_group] bool.
+
+    Args:
+        present: from `present_agents`, after the step and any reset.
+        live: active agents before the step.
+        stays: agents that are neither terminated nor truncated, or that were reset.
+    """
+    after = {name: flags & stays[name] for name, flags in present.items()}
+    return after, {name: flags & ~live[name] for name, flags in after.items()}
 
 
 def from_groups(env: Env, values: dict[str, chex.ArrayTree]) -> chex.ArrayTree:

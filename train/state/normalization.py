@@ -166,7 +166,7 @@ def discounted_returns(
     Args:
         start: [N, n], gamma times the sum before the first step, or 0.
         reward: [T, N, n].
-        over: [T, N] bool, whether an episode ended in this step.
+        over: [T, N] or [T, N, n] bool, whether the sum is 0 after this step.
         gamma: (), or [T, N, n], the discount from each step to the next.
 
     Returns:
@@ -178,9 +178,8 @@ def discounted_returns(
     ) -> tuple[jax.Array, jax.Array]:
         reward_t, over_t, gamma_t = row
         total = before + reward_t
-        return jnp.where(
-            over_t[:, None], 0.0, (gamma if gamma_t is None else gamma_t) * total
-        ), total
+        over_t = over_t[:, None] if over_t.ndim == 1 else over_t
+        return jnp.where(over_t, 0.0, (gamma if gamma_t is None else gamma_t) * total), total
 
     last, totals = jax.lax.scan(step, start, (reward, over, gamma if gamma.ndim else None))
     return totals, last

@@ -39,6 +39,8 @@ class Rows(struct.PyTreeNode):
         final_value: float32, V(final observation) where truncated, else 0; on-policy algorithms,
             for environments that truncate.
         next_obs: observation after the step, before any reset; off-policy algorithms.
+        joined: bool, another agent acts in this slot from the next step of the episode on; for
+            environments that agents join (`Env.present`).
         own: additional fields of a custom algorithm, any pytree.
     """
 
@@ -54,7 +56,25 @@ class Rows(struct.PyTreeNode):
     value: jax.Array | None = None
     final_value: jax.Array | None = None
     next_obs: Observation | None = None
+    joined: jax.Array | None = None
     own: Extra = None
+
+    @property
+    def active_next(self) -> jax.Array:
+        """bool, active after the step: valid and not terminated, or joined."""
+        stays = self.live & ~self.terminated
+        return stays if self.joined is None else stays | self.joined
+
+    def restarts(self, over: jax.Array) -> jax.Array:
+        """Return whether memories and running sums of an agent start anew after each transition.
+
+        Args:
+            over: [T, N] bool, the episode of the replica ended in this step.
+
+        Returns:
+            [T, N, n] bool; `over` if no agents join.
+        """
+        return over if self.joined is None else over[..., None] | self.joined
 
     @property
     def learned(self) -> jax.Array:

@@ -9,7 +9,7 @@ from typing import Any
 from wdjax.arguments import cast_params
 from wdjax.checks import require, require_integer
 from wdjax.env import Env
-from wdjax.env_checker import declarations, late, play, programs, rules
+from wdjax.env_checker import declarations, joins, late, play, programs, rules
 from wdjax.env_checker.case import Case, EnvCheckError
 
 __all__ = ["CONTRACT", "CONTRACT_OF_PLAY", "EnvCheckError", "check_env"]
@@ -22,6 +22,7 @@ RETURNED = (
     rules.step_observes_what_the_space_says,
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
+    joins.present_flags_are_per_agent,
     rules.info_holds_scalars,
     declarations.ratios_are_of_sums_in_info,
 )
@@ -40,6 +41,7 @@ CONTRACT = (
     rules.step_observes_what_the_space_says,
     rules.step_keeps_the_structure_of_the_state,
     rules.rewards_and_ends_are_per_agent,
+    joins.present_flags_are_per_agent,
     rules.info_holds_scalars,
     declarations.ratios_are_of_sums_in_info,
     late.advance_returns_what_step_does,
@@ -57,6 +59,7 @@ CONTRACT_OF_PLAY = (
     play.observations_are_in_their_space,
     play.masks_allow_a_choice,
     play.ends_keep_to_the_contract,
+    joins.joining_keeps_to_the_contract,
     play.clocks_run_to_the_end,
     play.ended_agents_have_no_effect,
     late.advance_plays_what_step_does,

@@ -107,6 +107,12 @@ class Case:
         )
 
     @functools.cached_property
+    def present(self) -> Any:
+        """Shapes of the flags of `Env.present`; None if no agents join."""
+        with explained("present"):
+            return jax.eval_shape(self.env.present, self.reset[1]["state"], self.params)
+
+    @functools.cached_property
     def step_replicas(self) -> Callable:
         """Batched step, compiled once, so that equal inputs give bitwise equal results."""
         return quick_jit(jax.vmap(self.env.step, (0, 0, 0, None)))

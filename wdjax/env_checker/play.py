@@ -23,6 +23,7 @@ from wdjax.env_checker.case import (
     sample_action,
     space_parts,
 )
+from wdjax.env_checker.joins import of_joining
 from wdjax.env_checker.leaves import as_numpy, element, find, named_leaves, structure_of
 from wdjax.kernels.backend import quick_jit
 from wdjax.spaces import Box, Discrete, MultiDiscrete
@@ -47,6 +48,7 @@ class Play:
     state: Any
     action: Any
     result: dict[str, Any]  # outputs of the step, by name
+    joins: Any  # (active before the step, `Env.present` after it); None if no agents join
 
 
 def random_play(case: Case) -> Iterator[Play]:
@@ -92,9 +94,12 @@ def _play_step(case: Case, params: Any, carry: tuple, key: jax.Array) -> tuple[t
     )
     values = jax.vmap(env.step, (0, 0, 0, None))(step_keys, state, action, params)
     result = dict(zip(RETURNS["step"], values, strict=True))
-    play = Play(time, past, ended, cut, step_keys, obs, state, action, result)
-    flags = (result["terminated"], result["truncated"])
-    ended, cut = jax.tree.map(jnp.logical_or, (ended, cut), flags)
+    before, flags, joins = (ended, cut), (result["terminated"], result["truncated"]), None
+    ended, cut = jax.tree.map(jnp.logical_or, before, flags)
+    if case.present is not None:
+        joins, before = of_joining(env, params, state, result["state"], before, flags)
+        ended, cut = flags  # a slot may be used again
+    play = Play(time, past, *before, step_keys, obs, state, action, result, joins)
     over = all_agents(jax.tree.map(jnp.logical_or, ended, cut))
     # A state after a truncation has no meaning, so such a replica is reset at once.
     past = jnp.where(all_agents(ended), past + 1, jnp.where(over, STEPS_PAST_END + 1, 0))
@@ -183,6 +188,8 @@ def masks_allow_a_choice(case: Case, play: Play) -> None:
                     for name in ("terminated", "truncated")
                 )
                 active = np.ones_like(ended) if method == "reset" else ~(ended | cut)
+                if play.joins is not None:
+                    active &= as_numpy(case.by_group(play.joins[method == "step"])[group])
                 name = f"obs[{group!r}][{MASK!r}]" if group else f"obs[{MASK!r}]"
                 sizes = case.by_group(case.action_space)[group].nvec
                 _check_mask(
@@ -295,8 +302,10 @@ def clocks_run_to_the_end(case: Case, play: Play) -> None:
 
 
 def ended_agents_have_no_effect(case: Case, play: Play) -> None:
-    """Require equal steps if terminated or truncated agents act differently."""
-    done = jax.tree.map(np.logical_or, play.ended, play.cut)
+    """Require equal steps if agents that are not active act differently."""
+    done, who = jax.tree.map(np.logical_or, play.ended, play.cut), "a terminated or truncated agent"
+    if play.joins is not None:
+        done, who = jax.tree.map(np.logical_not, play.joins[0]), "an agent that is not active"
     rows = [
         as_numpy(leaf).reshape(*leaf.shape[:2], -1).any(axis=2) for leaf in jax.tree.leaves(done)
     ]
@@ -328,8 +337,7 @@ def ended_agents_have_no_effect(case: Case, play: Play) -> None:
     for (name, leaf), (_, other_leaf) in pairs:
         expect(
             np.array_equal(as_numpy(leaf), as_numpy(other_leaf)),
-            f"step lets the action of a terminated or truncated agent change {name}. "
-            "Ignore its action with jnp.where.",
+            f"step lets the action of {who} change {name}. Ignore its action with jnp.where.",
         )
 
 

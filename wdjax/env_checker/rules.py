@@ -216,19 +216,23 @@ def step_keeps_the_structure_of_the_state(case: Case) -> None:
 
 def rewards_and_ends_are_per_agent(case: Case) -> None:
     """Require a float32 reward and bool flags for every agent."""
-    groups = case.env.groups
     for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool")):
-        value = case.step[1][name]
-        if groups and (not isinstance(value, Mapping) or set(value) != set(groups)):
-            keys = sorted(value) if isinstance(value, Mapping) else "a value that is not a dict"
-            fail(f"step returns {name} as {keys}: must be a dict of the groups, {list(groups)}")
-        for group, leaf in case.by_group(value).items():
-            expected = f"{dtype} of shape {(int(groups[group]),) if group else ()}"
-            place = f"{name}[{group!r}]" if group else name
-            expect(
-                words(leaf) == expected,
-                f"step returns {place} as {words(leaf)}: must be {expected}",
-            )
+        check_per_agent(case, "step", name, case.step[1][name], dtype)
+
+
+def check_per_agent(case: Case, method: str, name: str, value: Any, dtype: str) -> None:
+    """Fail unless a method returns one number per agent, with groups in a dict."""
+    groups = case.env.groups
+    if groups and (not isinstance(value, Mapping) or set(value) != set(groups)):
+        keys = sorted(value) if isinstance(value, Mapping) else "a value that is not a dict"
+        fail(f"{method} returns {name} as {keys}: must be a dict of the groups, {list(groups)}")
+    for group, leaf in case.by_group(value).items():
+        expected = f"{dtype} of shape {(int(groups[group]),) if group else ()}"
+        place = f"{name}[{group!r}]" if group else name
+        expect(
+            words(leaf) == expected,
+            f"{method} returns {place} as {words(leaf)}: must be {expected}",
+        )
 
 
 def info_holds_scalars(case: Case) -> None:
