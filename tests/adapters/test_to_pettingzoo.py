@@ -3,10 +3,12 @@
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
 from probes import Leaver, Pair
+from relay_env import Relay
 from toy_contract import Team, TeamState
 
 import wdjax
@@ -128,6 +130,64 @@ def test_terminated_agents_leave_the_agents_list():
     assert env.env_state.time == 4  # the fifth step had no agents
     env.reset()
     assert env.agents == both
+
+
+class Once(Relay):
+    """`Relay` without its second runner, so that no slot is used twice."""
+
+    def present(self, state, params):
+        return {"runner": jnp.stack([state.time < 2, state.time >= 2])}
+
+    def step(self, key, state, action, params):
+        obs, after, reward, ended, *others = super().step(key, state, action, params)
+        left = jnp.stack([after.time >= 2, False])
+        return obs, after, reward, {"runner": ended["runner"] | left}, *others
+
+
+def test_agents_that_join_are_in_the_agents_list():
+    """One runner acts in steps 0 and 1, one in steps 3 and 4, and one from step 2 on."""
+    env = to_pettingzoo(Relay())
+    env.reset()
+    rows = [env.agents]
+    for _ in range(6):
+        _, reward, terminated, _, _ = env.step(dict.fromkeys(env.agents, 0))
+        rows.append((reward, [agent for agent, ended in terminated.items() if ended], env.agents))
+    first, second, both = ["runner_0"], ["runner_1"], ["runner_0", "runner_1"]
+    assert rows == [
+        first,
+        ({"runner_0": 1.0}, [], first),
+        ({"runner_0": 1.0, "runner_1": 0.0}, first, second),
+        ({"runner_0": 0.0, "runner_1": 3.0}, [], both),
+        ({"runner_0": 2.0, "runner_1": 3.0}, [], both),
+        ({"runner_0": 2.0, "runner_1": 3.0}, first, second),
+        ({"runner_1": 3.0}, second, []),
+    ]
+    assert env.step({}) == ({}, {}, {}, {}, {})
+    assert env.env_state.time == 6
+
+
+def test_pettingzoo_tests_pass_where_agents_join():
+    wdjax.check_env(Once(), num_steps=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel_api_test(to_pettingzoo(Once()), num_cycles=100)
+        parallel_seed_test(lambda: to_pettingzoo(Once()), num_cycles=30)
+
+
+class Late(Once):
+    """`Once` without its first runner: nobody is present at first."""
+
+    def present(self, state, params):
+        return {"runner": jnp.stack([False, state.time >= 2])}
+
+
+def test_an_episode_goes_on_while_no_agent_is_present():
+    env = to_pettingzoo(Late())
+    env.reset()
+    assert env.agents == []
+    assert env.step({}) == ({}, {}, {}, {}, {})
+    assert env.step({})[1] == {"runner_1": 0.0}
+    assert env.agents == ["runner_1"]
 
 
 def test_actions_of_agents_that_have_left_are_ignored():

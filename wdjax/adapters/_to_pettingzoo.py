@@ -24,6 +24,10 @@ class PettingZooEnv(translate.Played, ParallelEnv):
     `env_params` (NumPy) and `env_state` are the wrapped environment, its params and its current
     state.
 
+    If agents join (`Env.present`), `agents` contains an agent from the step in which it joins, and
+    may be empty before the episode is over: continue with `step({})`. An agent that joins in a used
+    slot has the name of the agent before it, which PettingZoo's `parallel_api_test` does not allow.
+
     Args:
         env: an environment with groups.
         params: params of `env`; None: its defaults.
@@ -101,7 +105,7 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         if seed is not None or self._rng is None:
             self._rng, _ = seeding.np_random(seed)
         obs = self._start(self._rng)
-        self.agents = list(self.possible_agents)
+        self.agents, self._is_over = self._present(), False
         return self._observe(obs, self.agents, {})
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
@@ -113,7 +117,7 @@ class PettingZooEnv(translate.Played, ParallelEnv):
 
         Returns:
             (observations, rewards, terminations, truncations, infos), dicts by agent for the agents
-            that were active in this step, empty if there were none. An info contains the
+            that were active in this step or joined in it. An info contains the
             environment's statistics of the step, equal for all agents, and the agent's action mask,
             if any.
 
@@ -124,17 +128,18 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         """
         self._require_reset("step")
         action = self._collect(actions)
-        if not self.agents:
+        if self._is_over:
             return {}, {}, {}, {}, {}
         obs, reward, terminated, truncated, info = to_host(self._advance(action))
+        ended = {group: terminated[group] | truncated[group] for group in self.wdjax_env.groups}
+        self._is_over = all(flags.all() for flags in ended.values())
         agents = self.agents
+        if _joins(self.wdjax_env):
+            joined = {agent for agent in self._present() if not self._row(ended, agent)}
+            agents = [agent for agent in self.possible_agents if agent in joined | {*agents}]
         observations, infos = self._observe(obs, agents, translate.as_numbers(info))
         rewards, terminations, truncations = (
-            {
-                agent: kind(values[group][i])
-                for agent in agents
-                for group, i in (self._places[agent],)
-            }
+            {agent: kind(self._row(values, agent)) for agent in agents}
             for values, kind in ((reward, float), (terminated, bool), (truncated, bool))
         )
         self.agents = [agent for agent in agents if not (terminations[agent] or truncations[agent])]
@@ -146,6 +151,18 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         leaves = [leaf for leaf in jax.tree.leaves(self.env_state) if not is_key(leaf)]
         leaves = jax.device_get(leaves)
         return np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in leaves])
+
+    def _present(self) -> list[str]:
+        """Return the names of the agents for which `Env.present` is true; all without it."""
+        if not _joins(self.wdjax_env):
+            return list(self.possible_agents)
+        flags = to_host(translate.present(self.wdjax_env, self.env_state, self._params))
+        return [agent for agent in self.possible_agents if self._row(flags, agent)]
+
+    def _row(self, values: Mapping[str, Any], agent: str) -> Any:
+        """Return an agent's number from arrays by group."""
+        group, i = self._places[agent]
+        return values[group][i]
 
     def _collect(self, actions: Mapping[str, Any]) -> dict[str, Any]:
         """Stack actions by agent into actions by group, leaves [num_agents, ...]."""
@@ -183,6 +200,10 @@ class PettingZooEnv(translate.Played, ParallelEnv):
             seen = translate.take_row(self.observation_spaces[agent], obs[group], i)
             observations[agent], infos[agent] = seen, translate.with_mask(dict(info), seen)
         return observations, infos
+
+
+def _joins(env: Env) -> bool:
+    return type(env).present is not Env.present
 
 
 to_pettingzoo = PettingZooEnv

@@ -380,3 +380,9 @@ def advance(
     step_key, key = jax.random.split(key)
     obs, state, *rest = env.step(step_key, state, action, params)
     return (obs, *rest), state, key
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def present(env: Env, state: Any, params: Any) -> Any:
+    """Return `Env.present`."""
+    return env.present(state, params)
