@@ -175,7 +175,7 @@ def test_pettingzoo_tests_pass_where_agents_join():
 
 
 class Late(Once):
-    """`Once` without its first runner: nobody is present at first."""
+    """`Once` without its first runner: at first no agent is present."""
 
     def present(self, state, params):
         return {"runner": jnp.stack([False, state.time >= 2])}

@@ -260,7 +260,7 @@ def next_active(
     live: Mapping[str, jax.Array],
     stays: Mapping[str, jax.Array],
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return (active agents after a step, those of them that joined), by group [N, n_group] bool.
+    """Return (active agents after a step, agents that joined in it), by group [N, n_group] bool.
 
     Args:
         present: from `present_agents`, after the step and any reset.

@@ -136,7 +136,7 @@ def test_sequences_begin_with_an_agent_and_end_with_it():
     shapes = Steps.shapes(space, wdjax.Discrete(2))
     replay = new_replay(shapes, 64, unit="sequence", length=4, shape=(8, 4, 2))
     replay = replay.add(steps, jnp.float32(0.5))
-    assert replay.size == 3 * 4  # of each replica: steps 0, 2 (in slot 1) and 3
+    assert replay.size == 3 * 4  # in every replica: steps 0, 2 (in slot 1) and 3
     valid = replay.ring.rows.valid[0, :12].reshape(3, 4, 4)[:, 0]
     np.testing.assert_array_equal(valid, [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
 
@@ -258,6 +258,23 @@ def test_evaluation_counts_present_agents_and_starts_their_memories():
     np.testing.assert_array_equal(*returns)
     assert np.all((returns[0] >= [6, 12]) & (returns[0] <= [10, 16]))
     assert len(np.unique(returns[0])) > 4
+
+
+@pytest.mark.slow
+def test_no_transition_of_an_opponent_counts():
+    """Random play always acts in slot 0, also in place of the second runner."""
+    first = change_policy(
+        tiny_policy("PPO", network=MEMORY, minibatches=1),
+        agents=("runner[0]",),
+        opponents={"random": 1.0},
+    )
+    policies = {"first": first, "second": change_policy(first, agents=("runner[1]",), opponents={})}
+    learner = make_learner(tiny_config("relay", policies, num_envs=4, rollout_length=8))
+    _, result = learner.rollout(start(learner))
+    rows = result.rows["first"]
+    assert not np.any(rows.live | rows.joined | rows.active_next)
+    joined = np.broadcast_to(JOINED[:, None, 1:], (8, 4, 1))
+    np.testing.assert_array_equal(result.rows["second"].joined, joined)
 
 
 @pytest.mark.slow
