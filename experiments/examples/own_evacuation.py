@@ -9,7 +9,7 @@ which a later person uses. `Env.present` marks the slots with a person.
 
 import dataclasses
 import sys
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import wdjax
 from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, evaluate, make_learner
 
 NUM = 8  # slots
-MOVES = jnp.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])  # stay, left, right, down, up
+MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])  # stay, left, right, down, up
 GAP = (0.4, 0.6)  # y of the entrance in the left wall and of the exit in the right wall
 
 
@@ -81,7 +81,7 @@ class Evacuation(wdjax.Env):
     def scene(self, states, params):
         """Draw an episode. Items at NaN are not drawn, so empty slots are invisible."""
         draw, (low, high) = wdjax.drawing, GAP
-        left_wall = [[(0, low), (0, 0), (1, 0), (1, low)], [(0, high), (0, 1), (1, 1), (1, high)]]
+        walls = [[(0, low), (0, 0), (1, 0), (1, low)], [(0, high), (0, 1), (1, 1), (1, high)]]
         x = np.where(states.inside, states.place[..., 0], np.nan)
         people = draw.Shapes(
             x, states.place[..., 1], size=0.025, color="blue", label="person", group="person"
@@ -90,7 +90,7 @@ class Evacuation(wdjax.Env):
             f"step {time}, {count} people"
             for time, count in zip(states.time, states.inside.sum(axis=1), strict=True)
         ]
-        marks = [draw.Lines(np.array(left_wall)), people]
+        marks: Any = [draw.Lines(np.array(walls)), people]
         return draw.Scene(marks, captions, (-0.1, -0.1, 1.1, 1.1), states.time, axes=False)
 
     def observation_space(self, params):
@@ -110,7 +110,7 @@ def enter(state, empty, arrives, door):
 
 def walk(state, acts, action, params):
     """Return the places after a step, [8, 2]; people who would come too close to another stay."""
-    target = jnp.clip(state.place + params.stride * MOVES[action], 0.0, 1.0)
+    target = jnp.clip(state.place + params.stride * jnp.asarray(MOVES)[action], 0.0, 1.0)
     before, after = distances(state, state.place), distances(state, target)
     blocked = jnp.any((after < params.body) & (after < before), axis=1)
     return jnp.where((acts & ~blocked)[:, None], target, state.place)
