@@ -1,7 +1,11 @@
 """Interactive player of a scene: one self-contained HTML file that works offline.
 
-Arrays are quantized to 16-bit integers (observations and opacities: 8-bit), stored as differences
-between frames, and compressed with zlib. The page decompresses them with `DecompressionStream`.
+Arrays are quantized to 16-bit integers (observations and opacities: 8-bit, crowds: `CROWD_BITS`),
+stored as differences between frames, one agent after the other, and compressed with zlib. The page
+decompresses them with `DecompressionStream`.
+
+Of marks with more than `DOTS` visible items that are smaller than `DOT_RADIUS`, the page draws dots
+without trails, and states this. Zooming in shows their shapes again.
 """
 
 import base64
@@ -25,6 +29,10 @@ OBS_BYTES = 600_000
 # Observations of at most WRITTEN numbers are also shown as text. Larger ones are rounded to TONES
 # bar heights.
 WRITTEN, TONES = 8, 32
+DOTS = 3_000  # number of visible items of a mark above which small ones are drawn as dots
+DOT_RADIUS = 5.0  # px, size of an item below which it can be a dot
+CROWD_BITS = {"position": 12, "angle": 6}  # precision of marks with more than `DOTS` items
+ZOOM = 32  # largest zoom
 IFRAME = (
     '<iframe srcdoc="{}" style="width: 100%; height: {}px; border: 0" allowfullscreen '
     'title="Episode player"></iframe>'
@@ -77,6 +85,9 @@ class Player:
                 "opacity": TRAIL_OPACITY,
                 "width": TRAIL_WIDTH,
                 "written": WRITTEN,
+                "dots": DOTS,
+                "radius": DOT_RADIUS,
+                "zoom": ZOOM,
             },
             "marks": [_pack_mark(packer, mark) for mark in scene.marks],
             "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
@@ -111,11 +122,12 @@ class Packer:
         A value v becomes the integer q = 1 + round((v - low) / step) with
         step = (high - low) / (2^bits - 2), so its error is at most step / 2. NaN and infinite
         values become q = 0 and are restored as NaN. Stored are the differences of q between frames,
-        modulo 2^bits. With 16 bits, all low bytes precede all high bytes.
+        modulo 2^8, or 2^16 for more than 8 bits, with frames as the last axis: resting agents
+        compress to almost nothing. All low bytes precede all high bytes.
 
         Args:
             array: The numbers, [T, ...].
-            bits: 8 or 16.
+            bits: 2 to 16.
 
         Returns:
             A dict with the offset `at`, `shape`, `bits`, `low` and `step`.
@@ -138,7 +150,8 @@ def quantise(array: Any, bits: int = 16) -> tuple[dict[str, Any], bytes]:
     quantized = np.where(
         finite, 1 + np.round((np.where(finite, array, low) - low) / step), 0
     ).astype(np.int64)
-    change = np.diff(quantized, axis=0, prepend=0).astype(f"<u{bits // 8}")
+    change = np.moveaxis(np.diff(quantized, axis=0, prepend=0), 0, -1)
+    change = change.astype("<u2" if bits > 8 else "u1", order="C")
     packed = change.reshape(-1, 1).view(np.uint8).T.tobytes()  # low bytes, then high bytes
     return {"shape": list(array.shape), "bits": bits, "low": low, "step": step}, packed
 
@@ -150,10 +163,12 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
         # Round relative to the size of the outline, as environments use any unit.
         digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))
         width, height = np.moveaxis(mark.size, -1, 0)
+        is_crowd = mark.x.shape[1] > DOTS
+        bits, turn_bits = CROWD_BITS.values() if is_crowd else (16, 16)
         return page | {
-            "x": packer.add(mark.x),
-            "y": packer.add(mark.y),
-            "angle": packer.add(mark.angle),
+            "x": packer.add(mark.x, bits),
+            "y": packer.add(mark.y, bits),
+            "angle": packer.add(mark.angle, turn_bits),
             "w": packer.add(width),
             "h": packer.add(height),
             "outline": mark.outline.round(digits).tolist(),
