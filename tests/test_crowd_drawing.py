@@ -1,12 +1,15 @@
-"""Drawing of crowds: precision of the page, and dots and zoom in the player."""
+"""Drawing of crowds: precision of the page, dots and zoom in the player, and still SVG."""
+
+import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 from browser import browser
 from test_drawing import decoded, ground, in_a_browser, page_of
 
-from wdjax.drawing import SQUARE, Shapes
+from wdjax.drawing import SQUARE, Scene, Shapes
 from wdjax.drawing.player import DOTS, Player
+from wdjax.drawing.svg import NOTICE, STILL, to_svg
 
 
 def crowd(frames=6, runners=4_000, hunters=3):
@@ -43,6 +46,29 @@ def test_page_is_half_as_large_if_half_of_the_agents_rest():
     some = Player(ground([Shapes(x, y)], 100)).to_html()
     every = Player(ground([Shapes(drawn.x, drawn.y)], 100)).to_html()
     assert len(some) < 0.6 * len(every)
+
+
+def paths_of(svg):
+    """Return the shapes of all paths, without their colors."""
+    return [element.get("d") for element in svg.iter() if element.get("d")]
+
+
+def test_svg_of_a_crowd_is_a_still_of_the_last_frame_with_a_notice():
+    still = ElementTree.fromstring(to_svg(crowd(5)))
+    tags = [element.tag.split("}")[1] for element in still.iter()]
+    assert not [tag for tag in tags if tag.startswith("animate")]
+    texts = [element.text for element in still.iter() if element.tag.endswith("text")]
+    assert texts[-3:] == ["frame 4", *NOTICE.split("\n")]
+    marks = [
+        Shapes(mark.x[-1], mark.y[-1], SQUARE, mark.size[0, 0, 0], mark.angle[-1], label=mark.label)
+        for mark in crowd(5).marks
+    ]
+    last = ElementTree.fromstring(
+        to_svg(Scene(marks, [f"frame 4\n{NOTICE}"], (0, 0, 10, 10), axes=False))
+    )
+    assert paths_of(still) == paths_of(last)
+    assert "animateTransform" in to_svg(crowd(5, STILL - 3))
+    assert "Last frame only" not in to_svg(crowd(1))
 
 
 def press(page, kind, x, y, **options):

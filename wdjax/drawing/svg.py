@@ -1,8 +1,8 @@
 """Animated SVG of a scene (SMIL), for pages that do not run scripts, such as GitHub's.
 
 To limit the file size, positions are stored for at most `FRAMES` frames (fewer with many agents)
-and interpolated in between, and trails are left out. The colors follow the reader's light or dark
-setting.
+and interpolated in between, and trails are left out. Of more than `STILL` moving items, the SVG
+shows only the last frame and states this. The colors follow the reader's light or dark setting.
 """
 
 import base64
@@ -31,6 +31,8 @@ from wdjax.drawing.scene import COLORS, DISC, Lines, Scene, Shapes
 
 MOST = 20_000  # maximum number of stored positions: moving items and vertices times frames
 FRAMES = 200  # maximum number of frames
+STILL = 2_000  # number of moving items above which fewer than 10 frames would be stored
+NOTICE = "Last frame only: too many agents for an animated SVG.\nUse .html, .gif or .mp4."
 # Control characters and unpaired surrogates, which XML does not allow.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -132,7 +134,8 @@ def to_svg(
 ) -> str:
     """Return a looping SVG animation of a scene.
 
-    Long scenes are thinned to at most `FRAMES` frames, without changing the playback speed.
+    Long scenes are thinned to at most `FRAMES` frames, without changing the playback speed. Scenes
+    with more than `STILL` moving items become a picture of the last frame, with a notice.
 
     Args:
         scene: The scene to draw.
@@ -140,12 +143,16 @@ def to_svg(
         hold: Seconds for which the last frame is shown.
         size: (width, height) in pixels. None: 640 wide, and as high as needed.
     """
-    layout, clock = lay_out(scene, size), _clock_of(scene, fps, hold)
+    is_still = _moving_items(scene) > STILL and scene.num_frames > 1
+    if is_still:
+        captions = [f"{caption}\n{NOTICE}" for caption in scene.captions]
+        scene = dataclasses.replace(scene, captions=captions)
+    layout, clock = lay_out(scene, size), _clock_of(scene, fps, hold, is_still)
     canvas = Svg()
     draw_ground(canvas, scene, layout)
     for mark in scene.marks:
-        if is_static(mark):
-            draw_mark(canvas, scene, layout, mark, 0)
+        if is_still or is_static(mark):
+            draw_mark(canvas, scene, layout, mark, int(clock.frames[-1]))
         elif isinstance(mark, Shapes):
             _move_shapes(canvas, scene, layout, mark, clock)
         else:
@@ -213,13 +220,19 @@ class Clock:
         return self.animate(f"transform:{kind}", *held, mode="linear")
 
 
-def _clock_of(scene: Scene, fps: float, hold: float) -> Clock:
+def _moving_items(scene: Scene) -> int:
+    """Return the number of items of all marks with `Shapes` that move."""
+    shapes = [mark for mark in scene.marks if isinstance(mark, Shapes)]
+    return sum(mark.x.shape[1] for mark in shapes if not is_static(mark))
+
+
+def _clock_of(scene: Scene, fps: float, hold: float, is_still: bool) -> Clock:
     """Return the frames of an animation: fewer than the scene's if many positions move."""
-    moving = [mark for mark in scene.marks if not is_static(mark)]
-    positions = sum(mark.x.shape[1] for mark in moving if isinstance(mark, Shapes))
-    positions += sum(mark.points[0].size // 2 for mark in moving if isinstance(mark, Lines))
+    lines = [mark for mark in scene.marks if isinstance(mark, Lines) and not is_static(mark)]
+    positions = _moving_items(scene) + sum(mark.points[0].size // 2 for mark in lines)
     count = min(scene.num_frames, max(2, min(FRAMES, MOST // max(1, positions))))
-    frames = np.unique(np.linspace(0, scene.num_frames - 1, count).round().astype(int))
+    first = scene.num_frames - 1 if is_still else 0
+    frames = np.unique(np.linspace(first, scene.num_frames - 1, count).round().astype(int))
     seconds = (scene.num_frames - 1) / fps + hold
     return Clock(frames, frames / fps / seconds if seconds else np.zeros(1), seconds)
 
