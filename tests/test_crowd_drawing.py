@@ -7,9 +7,12 @@ import pytest
 from browser import browser
 from test_drawing import decoded, ground, in_a_browser, page_of
 
+import wdjax
+from wdjax import rendering
 from wdjax.drawing import SQUARE, Scene, Shapes
 from wdjax.drawing.player import DOTS, Player
 from wdjax.drawing.svg import NOTICE, STILL, to_svg
+from wdjax.envs.tag.continuous import State
 
 
 def crowd(frames=6, runners=4_000, hunters=3):
@@ -69,6 +72,18 @@ def test_svg_of_a_crowd_is_a_still_of_the_last_frame_with_a_notice():
     assert paths_of(still) == paths_of(last)
     assert "animateTransform" in to_svg(crowd(5, STILL - 3))
     assert "Last frame only" not in to_svg(crowd(1))
+
+
+def test_taggers_stand_out_from_a_crowd():
+    sizes = []
+    for runners in (100, 9_900):
+        env, params = wdjax.make("tag_continuous", num_taggers=5, num_runners=runners)
+        x = np.full((2, env.num_agents), 3.0)
+        states = State(x, x, x, x, x, x > 0, np.arange(2))
+        marks = rendering.make_scene(env, states, params).marks
+        sizes.append([float(mark.size[0, 0, 0]) for mark in marks[-2:]])
+    np.testing.assert_allclose(sizes[0][1], 1.5 * sizes[0][0])
+    np.testing.assert_allclose(sizes[1], [0.03, 0.09], atol=1e-4)
 
 
 def press(page, kind, x, y, **options):

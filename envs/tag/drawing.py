@@ -24,6 +24,7 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
         np.asarray(leaf) for leaf in (states.x, states.y, states.direction, states.active)
     )
     size = 0.03 * length / env.num_agents**0.25  # smaller for more agents
+    tagger_size = max(1.5 * size, 0.009 * length)  # taggers stand out from a crowd
     in_game = active[:, n:]
     runner_x = np.where(in_game, x[:, n:], np.nan)
     frames = np.arange(len(x))
@@ -52,7 +53,7 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
             label="tagged runner",
         ),
         agents("runner", runner_x, y[:, n:], drop, size, direction[:, n:]),
-        agents("tagger", x[:, :n], y[:, :n], DART, 1.5 * size, direction[:, :n]),
+        agents("tagger", x[:, :n], y[:, :n], DART, tagger_size, direction[:, :n]),
     ]
     last = int(params.episode_length)
     captions = [
