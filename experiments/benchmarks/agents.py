@@ -3,7 +3,7 @@
     python -m wdjax.experiments.benchmarks.agents --picture docs/agents.png --json agents.json
     python -m wdjax.experiments.benchmarks.agents --small
 
-One agent in a hundred is a tagger. The other numbers are those of the preset tag_continuous, with
+One agent in a hundred is a tagger. Everything else is as in the preset tag_continuous, with
 rollouts of 10 steps and the ten nearest agents in each observation. Memory is the compiler's
 estimate for the program. "slope" is the slope of the time since the row before, both axes
 logarithmic: 0 if more agents cost nothing, 1 if the time grows with their number.
@@ -12,16 +12,15 @@ logarithmic: 0 if more agents cost nothing, 1 if the time grows with their numbe
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from wdjax.experiments.benchmarks.measure import compile_program, make_program, rates
+from wdjax.experiments.benchmarks.measure import make_program, measure_program
 from wdjax.experiments.benchmarks.rows import STEPPING, TRAINING, Workload, crowd
-from wdjax.experiments.benchmarks.timing import Parser, column, machine, report, short
+from wdjax.experiments.benchmarks.timing import Parser, column, report, short
 
 SIZES = {
     STEPPING: (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000),
@@ -48,6 +47,7 @@ def main() -> None:
     if parsed.redraw:
         results = json.loads(parsed.redraw.read_text(encoding="utf8"))
     else:
+        jax.config.update("jax_enable_compilation_cache", False)
         num_envs = 1 if parsed.small else parsed.envs
         cases = [
             (tier, n)
@@ -60,28 +60,22 @@ def main() -> None:
         draw(results, parsed.picture)
 
 
-def measure(cases: Sequence[tuple[str, int]], num_envs: int, repeats: int) -> list[dict[str, Any]]:
-    """Compile all programs, on a GPU's host several at a time, and then time them in turn."""
-    programs = [make_program(workload(agents, num_envs), tier) for tier, agents in cases]
-    with ThreadPoolExecutor(1 if jax.default_backend() == "cpu" else 8) as threads:
-        compiled = list(threads.map(compile_program, programs))
-    results: list[dict[str, Any]] = []
-    for (tier, agents), program, function in zip(cases, programs, compiled, strict=True):
-        memory = function.memory_analysis()
-        parts = (
-            getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "temp")
-        )
-        numbers = {"row": tier, "agents": agents, "machine": machine(), "bytes": sum(parts)}
-        numbers |= rates(program, function, repeats)
-        if results and results[-1]["row"] == tier:
-            rise = math.log(numbers["ms_per_pass"] / results[-1]["ms_per_pass"])
-            numbers["slope"] = rise / math.log(agents / results[-1]["agents"])
-        results.append(numbers)
-    return results
+def measure(cases: Iterable[tuple[str, int]], num_envs: int, repeats: int) -> Iterator[Any]:
+    """Compile and time the programs one after the other, and yield their numbers."""
+    before: Mapping[str, Any] = {"row": ""}
+    for tier, agents in cases:
+        program = make_program(workload(agents, num_envs), tier)
+        numbers = {"row": tier, **measure_program(program, repeats)}
+        numbers["bytes"] = numbers["compiled_bytes"]["all"]
+        if before["row"] == tier:
+            rise = math.log(numbers["ms_per_pass"] / before["ms_per_pass"])
+            numbers["slope"] = rise / math.log(agents / before["agents"])
+        yield numbers
+        before = numbers
 
 
 def workload(agents: int, num_envs: int) -> Workload:
-    """Return a world of tag_continuous with so many agents, one for every four units of area."""
+    """Return a world of tag_continuous with one agent for every four units of area."""
     taggers, side = max(1, agents // 100), 2.0 * agents**0.5
     changes = {
         **crowd(taggers, agents - taggers, side),

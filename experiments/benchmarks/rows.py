@@ -187,7 +187,8 @@ WORKLOADS |= {
         tiers=(TRAINING,),
         stepping_length=0,
     )
-    for name in ("tag_continuous", "tag_continuous_105", "tag_continuous_1000")
+    for name in list(WORKLOADS)
+    if name.startswith("tag_continuous")
 }
 
 PUFFERLIB = "PufferLib, MinGRU, Breakout, RTX 3080 Ti"

@@ -28,6 +28,10 @@ TRAINED = {
         "tag_continuous", (100, 900), 2_000, 10, (256, 256), A2C,
         {"stepping": (None, 400_000, 1 * M), "training": (None, 100_000, 200_000)},
     ),
+    "tag_continuous_10000": (
+        "tag_continuous", (100, 9_900), 50, 10, (256, 256), A2C,
+        {"stepping": (None, 50_000, 100_000), "training": (None, 10_000, 20_000)},
+    ),
     "tag_gridworld_1000": (
         "tag_gridworld", (999, 1), 2_000, 10, (32, 32), A2C,
         {"stepping": (3.79 * M, 20 * M, 40 * M), "training": (300_000, 1.5 * M, 4 * M)},

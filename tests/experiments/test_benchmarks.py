@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wdjax
-from wdjax.experiments.benchmarks import agreement, memory, runs, startup, suite
+from wdjax.experiments.benchmarks import agents, agreement, memory, runs, startup, suite
 from wdjax.experiments.benchmarks.measure import act, make_program, measure, step_at_random, sum_of
 from wdjax.experiments.benchmarks.rows import WORKLOADS, Target, Workload
 from wdjax.experiments.benchmarks.timing import cells_of, median_and_spread, short
@@ -326,3 +326,17 @@ def test_startup_measures_the_stages_of_train():
         assert sum(parts) == pytest.approx(seconds["total"])
     assert result["cold"]["compile and init"] > result["warm"]["compile and init"]
     assert cells_of({"row": "startup", **result}, suite.COLUMNS)["must, s"] == "25.00 / 6.00"
+
+
+def test_worlds_with_more_agents_are_measured_and_drawn(tmp_path):
+    config = agents.workload(20_000, 3).config()
+    env, params = wdjax.make(config.env, **config.env_params)
+    assert (env.groups, config.num_envs) == ({"tagger": 200, "runner": 19_800}, 3)
+    assert params.grid_length**2 == pytest.approx(4 * env.num_agents)
+    assert params.tagging_margin == pytest.approx(0.4)
+    few, more = agents.measure([("stepping", 10), ("stepping", 40)], 1, 1)
+    assert (few["agents"], more["agents"], "slope" in few) == (10, 40, False)
+    ratio = more["ms_per_pass"] / few["ms_per_pass"]
+    assert more["slope"] == pytest.approx(np.log(ratio) / np.log(4))
+    agents.draw([few, more], tmp_path / "more.png")
+    assert (tmp_path / "more.png").read_bytes().startswith(b"\x89PNG")
