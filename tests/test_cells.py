@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from wdjax import kernels
 from wdjax.cells import nearest_neighbors_cells
 from wdjax.kernels.cells import nearest_neighbors_cells_kernel, neighbor_rows_cells_kernel
 from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple, rows_of
@@ -109,6 +110,26 @@ def test_more_places_than_keys_can_number_are_searched_by_insertion(monkeypatch)
     monkeypatch.setattr("wdjax.kernels.cells.MAX_WINDOW", 128)
     for layout in LAYOUTS:
         check(kernel, 300, 4, layout, 1.0, 0)
+
+
+@pytest.mark.parametrize(("num_agents", "k"), [(160, 5), (161, 13), (704, 10)])
+def test_a_block_that_begins_at_the_last_place_reads_no_other_replica(num_agents, k):
+    # interpreted kernels read missing values there, a GPU reads the next replica
+    x, y = np.random.default_rng(0).uniform(size=(2, num_agents)).astype(np.float32)
+    scene = kernels.cells._cells(x, y, np.ones(num_agents, bool), k)[2].reshape(2, -1)
+    assert scene.shape[1] >= num_agents + kernels.nearest.block_size(k) - 1
+    assert np.isinf(scene[:, num_agents:]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_positions_of_empty_slots_may_be_anything(value):
+    rng = np.random.default_rng(0)
+    active = rng.random(150) < 0.7
+    x, y = np.where(active, rng.integers(0, 40, (2, 150)), value).astype(np.float32)
+    expected = simple(*np.where(active, (x, y), 0).astype(np.float32), active, 5)
+    for find in (nearest_neighbors_cells, kernel):
+        index, found = find(x, y, active, 5)
+        same((index[active], found[active]), (expected[0][active], expected[1][active]))
 
 
 def test_rows_of_features_are_those_of_all_distances():

@@ -2,9 +2,9 @@
 
 1. `_sort` cuts the plane into strips of equal width, and sorts agents by strip, and along it. The
    strips are oblique: agents on a wall or a grid spread over strips, and along them.
-2. `_search` compares an agent with a run of those nearest along the strip, of fixed length, in its
-   own strip and in the next ones. All others are beyond the ends of these runs or in other strips:
-   at least `reach` away. The result is exact if the k-th neighbor is nearer than that.
+2. `_search_runs` compares an agent with a run of agents in its own strip and in the next ones: a
+   fixed number, nearest along the strip. All others are beyond the ends of these runs or in other
+   strips: at least `reach` away. The result is exact if the k-th neighbor is nearer than that.
 3. `repair` searches again where the result is not exact: in more and longer runs, then everywhere.
 
 All replicas are in one array, so that gathers need one index, and `repair` fills its blocks."""
@@ -18,9 +18,9 @@ import numpy as np
 
 from wdjax.searching import count_below, pieces, repair, smallest_pairs, take
 
-COS, SIN = np.float32(0.2017402), np.float32(0.1476514)  # a quarter of those of 36.2 degrees
+COS, SIN = np.float32(0.2017402), np.float32(0.1476514)  # of 36.2 degrees, divided by 4
 SEARCHES = (3, 3), (7, 9)  # number of strips, and length of runs in multiples of k
-MIN_ROWS, MAX_ROWS = 64, 4096  # agents of a block of repairs; at most, with all distances
+MIN_ROWS, MAX_PAIRS = 64, 2**24  # agents of a block of repairs, and distances of one
 # upper bounds of relative errors: of rotated coordinates, and of distances
 COORDINATE_ERROR, DISTANCE_ERROR = 2.0**-18, 2.0**-19
 SMALLEST_REACH = 1e-15  # squares of smaller distances underflow
@@ -44,7 +44,7 @@ class _Strips(NamedTuple):
     start: jax.Array  # [B, T + 1] int32, place of the first agent, and of the first inactive one
     low: jax.Array  # [B] coordinate `across` of the first strip
     width: jax.Array  # [B]
-    farthest: jax.Array  # [B] largest absolute coordinate of an active agent
+    largest: jax.Array  # [B] largest absolute coordinate of an active agent
 
 
 # jit: traced once, even if called several times in a step
@@ -94,11 +94,13 @@ def nearest_neighbors_cells(
 def _find(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> jax.Array:
     """Return the neighbors in B replicas, [B, N, k] int32, -1 for none."""
     strips, agents = _sort(x, y, active, k)
-    search = functools.partial(_search, strips, agents, k=k)
+    search = functools.partial(_search_runs, strips, agents, k=k)
     first, second = (functools.partial(search, num_strips=n, length=r * k) for n, r in SEARCHES)
     result = repair(second, agents, *first(agents), max(MIN_ROWS, x.size // 32))
     search_all = functools.partial(_search_all, x, y, active, k=k)
-    index, _ = repair(search_all, agents, *result, min(MAX_ROWS, max(MIN_ROWS, x.size // 32)))
+    index, _ = repair(
+        search_all, agents, *result, max(MIN_ROWS, min(x.size // 32, MAX_PAIRS // x.shape[1]))
+    )
     row = agents.replica * x.shape[1] + agents.number
     index = jnp.zeros((x.size, k), jnp.int32).at[row].set(index, unique_indices=True)
     return index.reshape(*x.shape, k)
@@ -110,7 +112,7 @@ def _sort(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[_Strip
     Where agents are spread evenly, about 1 in 300 k-th neighbors is farther than a strip is wide.
     """
     num_agents = x.shape[1]
-    most = max(1, int(3 * (num_agents / k) ** 0.5))  # T
+    max_strips = max(1, int(3 * (num_agents / k) ** 0.5))  # T
     across, along = COS * x + SIN * y, COS * y - SIN * x
 
     def extremes(values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -122,38 +124,38 @@ def _sort(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[_Strip
     (low, high), *sides = map(extremes, (across, x, y))
     area = (sides[0][1] - sides[0][0]) * (sides[1][1] - sides[1][0]) / 16
     num_active = jnp.sum(active, axis=1, keepdims=True, dtype=jnp.int32)
-    per_width = jnp.minimum(jnp.sqrt(num_active / (0.65 * k * area)), most / (high - low))
+    per_width = jnp.minimum(jnp.sqrt(num_active / (0.65 * k * area)), max_strips / (high - low))
     is_wide = (high - low > SMALLEST_REACH) & (per_width > 0) & (per_width < jnp.inf)
     per_width = jnp.where(is_wide, per_width, 0.0)
     strip = (across - low) * per_width
-    strip = jnp.where(strip > 0, jnp.minimum(strip, most - 1), 0.0).astype(jnp.int32)
+    strip = jnp.where(strip > 0, jnp.minimum(strip, max_strips - 1), 0.0).astype(jnp.int32)
     number = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    by_strip = jnp.where(active, strip, strip + most)
+    by_strip = jnp.where(active, strip, strip + max_strips)
     keys, along, index = jax.lax.sort((by_strip, along, number), num_keys=2)
     replica = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
     first = replica[:, :1] * num_agents
-    target = jax.lax.broadcasted_iota(jnp.int32, (len(x), most + 1), 1)
+    target = jax.lax.broadcasted_iota(jnp.int32, (len(x), max_strips + 1), 1)
     begin = jnp.broadcast_to(first, target.shape)
     start = begin + count_below(keys.reshape(-1), begin, num_agents, num_agents, target)
     x, y = (take(a.reshape(-1), first + index) for a in (x, y))
-    farthest = jnp.maximum(*(jnp.maximum(abs(a), abs(b)) for a, b in sides))
-    strips = _Strips(start, *(a.reshape(-1) for a in (low, 1 / per_width, farthest)))
-    agents = index, replica, keys % most, x, y, COS * x + SIN * y, along
+    largest = jnp.maximum(*(jnp.maximum(abs(a), abs(b)) for a, b in sides))
+    strips = _Strips(start, *(a.reshape(-1) for a in (low, 1 / per_width, largest)))
+    agents = index, replica, keys % max_strips, x, y, COS * x + SIN * y, along
     return strips, _Agents(*(a.reshape(-1) for a in agents))
 
 
-def _search(
+def _search_runs(
     strips: _Strips, agents: _Agents, rows: _Agents, k: int, num_strips: int, length: int
 ) -> tuple[jax.Array, jax.Array]:
     """Search runs of `length` agents in `num_strips` strips around the Q agents of `rows`.
 
     Returns (index [Q, k] int32, -1 for none; whether the neighbors are exact [Q] bool).
     """
-    most, num_agents = strips.start.shape[1] - 1, agents.x.size // len(strips.low)
-    num_strips = min(num_strips, most)
+    max_strips, num_agents = strips.start.shape[1] - 1, agents.x.size // len(strips.low)
+    num_strips = min(num_strips, max_strips)
     run = pieces(length)  # of `length` or a bit more
-    first = jnp.clip(rows.strip - num_strips // 2, 0, most - num_strips)
-    place = rows.replica * (most + 1) + first
+    first = jnp.clip(rows.strip - num_strips // 2, 0, max_strips - num_strips)
+    place = rows.replica * (max_strips + 1) + first
     number = jnp.arange(num_strips + 1, dtype=jnp.int32)[:, None]
     starts = take(strips.start.reshape(-1), place[None] + number)
     begin, end = starts[:-1], starts[1:]
@@ -166,14 +168,14 @@ def _search(
     ends = jnp.minimum(
         jnp.where(start > begin, before, jnp.inf), jnp.where(stop < end, behind, jnp.inf)
     )
-    low, width, farthest = (take(a, rows.replica) for a in strips[1:])
+    low, width, largest = (take(a, rows.replica) for a in strips[1:])
     left = rows.across - (low + first * width)
     right = low + (first + num_strips) * width - rows.across
     left_out = starts[0] > rows.replica * num_agents
     right_out = starts[-1] < take(strips.start[:, -1], rows.replica)
     gap = jnp.minimum(jnp.where(left_out, left, jnp.inf), jnp.where(right_out, right, jnp.inf))
-    farthest = jnp.maximum(farthest, jnp.maximum(abs(rows.x), abs(rows.y)))
-    reach = 4 * jnp.minimum(gap, ends.min(axis=0)) - COORDINATE_ERROR * farthest
+    largest = jnp.maximum(largest, jnp.maximum(abs(rows.x), abs(rows.y)))
+    reach = 4 * jnp.minimum(gap, ends.min(axis=0)) - COORDINATE_ERROR * largest
     reach *= 1 - DISTANCE_ERROR
     places = start[:, None, :, None] + run[None, :, None]
     index, x, y = (take(values, places) for values in (agents.number, agents.x, agents.y))
@@ -190,7 +192,7 @@ def _search(
 def _search_all(
     x: jax.Array, y: jax.Array, active: jax.Array, rows: _Agents, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Search all agents [B, N], as `nearest_neighbors_simple`; returns as `_search`."""
+    """Search all agents [B, N], as `nearest_neighbors_simple`; returns as `_search_runs`."""
     other_x, other_y, allowed = (values[rows.replica] for values in (x, y, active))
     distance = jnp.sqrt((rows.x[:, None] - other_x) ** 2 + (rows.y[:, None] - other_y) ** 2)
     number = jax.lax.broadcasted_iota(jnp.int32, distance.shape, 1)

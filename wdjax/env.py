@@ -127,8 +127,8 @@ class Env(abc.ABC):
             (obs, state, reward, terminated, truncated, info). Per agent, `reward` is float32 and
             `terminated` and `truncated` are bool. Both flags stay true until the reset, or until
             another agent joins in the same slot (see `present`). `truncated` is never true for a
-            terminated agent. `info` maps names to scalars of this
-            step; their sums over an episode are statistics, for example the number of tags.
+            terminated agent. `info` maps names to scalars of this step; their sums over an episode
+            are statistics, for example the number of tags.
         """
 
     def present(self, state: Any, params: Any) -> Any:

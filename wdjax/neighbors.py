@@ -1,7 +1,7 @@
 """Nearest neighbors of agents in the plane.
 
-All searches return the same neighbors. Small worlds compare all agents with each other, and large
-ones only those in nearby cells or strips:
+All searches return the same neighbors, except where distances differ by rounding. Small worlds
+compare all agents with each other, and large ones only those in nearby cells or strips:
 
 | agents | on NVIDIA GPUs | elsewhere |
 |---|---|---|

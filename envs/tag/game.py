@@ -50,21 +50,16 @@ class Tag(Env):
         return {"tagger": rows[: self.num_taggers], "runner": rows[self.num_taggers :]}
 
     def check_num_agents(self) -> None:
-        """Raise ValueError if the number of pairs of agents exceeds the range of int32.
+        """Raise ValueError if the number of pairs that are compared exceeds the range of int32.
 
-        Agents that observe only the nearest ones are not compared with all others.
+        With partial observations, only taggers and runners are compared pairwise.
         """
-        pairs = self.num_taggers * self.num_runners
+        why = "because int32 counts the pairs of agents"
         if self.use_full_observation:
-            pairs = self.num_agents**2
-        require(
-            pairs < 2**31,
-            "number of agents",
-            self.num_agents,
-            "at most 46340, because int32 counts the pairs of agents"
-            if self.use_full_observation
-            else "fewer, because int32 counts the pairs of a tagger and a runner",
-        )
+            allowed = f"at most 46340, {why}"
+            require(self.num_agents**2 < 2**31, "number of agents", self.num_agents, allowed)
+        pairs = self.num_taggers * self.num_runners
+        require(pairs < 2**31, "num_taggers * num_runners", pairs, f"less than 2^31, {why}")
 
     def check_starts(self, params: Any, inside_words: str = "between 0 and grid_length") -> None:
         """Raise ValueError unless the starts have one number per agent, inside the square.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import wdjax
-from wdjax.envs.tag.continuous import State
+from wdjax.envs.tag.continuous import State, TagContinuous
 
 RULES = {
     "num_taggers": 2, "num_runners": 2, "grid_length": 8.0, "episode_length": 4,
@@ -138,3 +138,12 @@ def test_tag_steps_exceed_int32():
     info = STEPS[False](jax.random.key(0), state, still, params)[-1]
     assert info["tags"] == 2
     assert info["tag_steps"] == 2.0 * (2**30 + 1)
+
+
+def test_the_number_of_agents_is_limited_by_the_pairs_that_are_compared():
+    with pytest.raises(ValueError, match="number of agents = 50001: must be at most 46340"):
+        TagContinuous(num_taggers=1, num_runners=50_000)
+    crowd = {"use_full_observation": False, "num_taggers": 1_000}
+    assert TagContinuous(num_runners=99_000, **crowd).num_agents == 100_000
+    with pytest.raises(ValueError, match=r"num_taggers \* num_runners = .*must be less than 2\^31"):
+        TagContinuous(num_runners=3_000_000, **crowd)

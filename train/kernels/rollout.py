@@ -155,7 +155,7 @@ def step_replicas(
 
     Raises:
         NotImplementedError: if a kernel does not support the rules of the environment, or they
-            have too many operations.
+            have too many operations, or the state too many numbers.
     """
     one = dataclasses.replace(setup.replicas, num_envs=1)
     keys = keys if isinstance(keys, tuple) else setup.replicas.draw_keys(keys)
@@ -169,7 +169,9 @@ def step_replicas(
 
     numbers = sum(leaf.size for leaf in jax.tree.leaves(replicas.env_state))
     if numbers > MAX_OPERATIONS * setup.replicas.num_envs:  # not traced, which would take a minute
-        raise NotImplementedError(f"a state of more than {MAX_OPERATIONS:,} numbers: too many")
+        raise NotImplementedError(
+            f"a state has more than {MAX_OPERATIONS:,} numbers: a kernel compiles too long"
+        )
     first = jax.tree.map(lambda leaf: leaf[None], (keys, action))
     with limited(MAX_OPERATIONS):
         state, outputs = scan_replicas_kernel(

@@ -27,7 +27,8 @@ class Rows(struct.PyTreeNode):
         action: action as sampled. The environment receives `distribution.to_space(action)`,
             clipped.
         reward: float32, reward for the action.
-        terminated: bool, the agent terminated in this step or before.
+        terminated: bool, the agent terminated in this step or before; false again once another
+            agent joins in its slot.
         live: bool, valid transition: the agent was active before this step, and no opponent
             replaced it.
         truncated: bool, the agent was truncated in this step or before; for environments that
@@ -39,8 +40,8 @@ class Rows(struct.PyTreeNode):
         final_value: float32, V(final observation) where truncated, else 0; on-policy algorithms,
             for environments that truncate.
         next_obs: observation after the step, before any reset; off-policy algorithms.
-        joined: bool, another agent acts in this slot from the next step of the episode on; for
-            environments that agents join (`Env.present`).
+        joined: bool, an agent joins and acts in this slot from the next step on; for environments
+            that agents join (`Env.present`). False where the episode ended or an opponent acts.
         own: additional fields of a custom algorithm, any pytree.
     """
 

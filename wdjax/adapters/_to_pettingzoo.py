@@ -133,10 +133,8 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         obs, reward, terminated, truncated, info = to_host(self._advance(action))
         ended = {group: terminated[group] | truncated[group] for group in self.wdjax_env.groups}
         self._is_over = all(flags.all() for flags in ended.values())
-        agents = self.agents
-        if _joins(self.wdjax_env):
-            joined = {agent for agent in self._present() if not self._row(ended, agent)}
-            agents = [agent for agent in self.possible_agents if agent in joined | {*agents}]
+        shown = {agent for agent in self._present() if not self._row(ended, agent)} | {*self.agents}
+        agents = [agent for agent in self.possible_agents if agent in shown]
         observations, infos = self._observe(obs, agents, translate.as_numbers(info))
         rewards, terminations, truncations = (
             {agent: kind(self._row(values, agent)) for agent in agents}
@@ -153,10 +151,10 @@ class PettingZooEnv(translate.Played, ParallelEnv):
         return np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in leaves])
 
     def _present(self) -> list[str]:
-        """Return the names of the agents for which `Env.present` is true; all without it."""
-        if not _joins(self.wdjax_env):
-            return list(self.possible_agents)
+        """Return the names of the agents for which `Env.present` is true; all if it is None."""
         flags = to_host(translate.present(self.wdjax_env, self.env_state, self._params))
+        if flags is None:
+            return list(self.possible_agents)
         return [agent for agent in self.possible_agents if self._row(flags, agent)]
 
     def _row(self, values: Mapping[str, Any], agent: str) -> Any:
@@ -200,10 +198,6 @@ class PettingZooEnv(translate.Played, ParallelEnv):
             seen = translate.take_row(self.observation_spaces[agent], obs[group], i)
             observations[agent], infos[agent] = seen, translate.with_mask(dict(info), seen)
         return observations, infos
-
-
-def _joins(env: Env) -> bool:
-    return type(env).present is not Env.present
 
 
 to_pettingzoo = PettingZooEnv

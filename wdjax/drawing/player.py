@@ -4,8 +4,8 @@ Arrays are quantized to 16-bit integers (observations and opacities: 8-bit, crow
 stored as differences between frames, one agent after the other, and compressed with zlib. The page
 decompresses them with `DecompressionStream`.
 
-Of marks with more than `DOTS` visible items that are smaller than `DOT_RADIUS`, the page draws dots
-without trails, and states this. Zooming in shows their shapes again.
+If more than `DOTS` agents of a group are visible, and smaller than `DOT_RADIUS`, the page draws
+dots without trails, and states this. Zooming in shows their shapes again.
 """
 
 import base64
@@ -163,7 +163,7 @@ def _pack_mark(packer: Packer, mark: Mark) -> dict[str, Any]:
         # Round relative to the size of the outline, as environments use any unit.
         digits = 4 - int(np.floor(np.log10(np.abs(mark.outline).max() or 1.0)))
         width, height = np.moveaxis(mark.size, -1, 0)
-        is_crowd = mark.x.shape[1] > DOTS
+        is_crowd = bool(mark.group) and mark.x.shape[1] > DOTS
         bits, turn_bits = CROWD_BITS.values() if is_crowd else (16, 16)
         return page | {
             "x": packer.add(mark.x, bits),

@@ -233,7 +233,7 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
                 ended_before & ~ended,
                 "terminated",
                 "becomes false again",
-                "It must stay true until the reset",
+                "It must stay true until the reset, or until another agent joins",
             ),
             (
                 ended & cut,
@@ -251,7 +251,7 @@ def ends_keep_to_the_contract(case: Case, play: Play) -> None:
                 cut_before & ~cut,
                 "truncated",
                 "becomes false again",
-                "It must stay true until the reset",
+                "It must stay true until the reset, or until another agent joins",
             ),
             (
                 ended_before & (reward != 0),

@@ -21,10 +21,10 @@ from wdjax.kernels import pallas
 from wdjax.kernels.nearest import (
     ROWS,
     Others,
+    block_size,
     distance_bound,
     distances_to,
     low_bits,
-    num_places_of,
     search,
 )
 from wdjax.kernels.neighbors import TILE, read_tile
@@ -122,6 +122,8 @@ def _cells(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.A
         grid: [5], a `_Grid`.
     """
     num_agents = x.shape[0]
+    # an empty slot may have any position
+    x, y = (jnp.where(active | jnp.isfinite(values), values, 0.0) for values in (x, y))
     side = max(1, int((num_agents / (PER_CELL * k)) ** 0.5))  # columns and rows of cells
     grid = _grid_of(x, y, active, side)
     cell = jnp.where(active, 0, side**2) + _cell_of(grid, x, y, side)
@@ -129,13 +131,18 @@ def _cells(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.A
     numbers = jnp.arange(side**2 + 1, dtype=jnp.int32)
     start = jnp.searchsorted(cell, numbers, method="scan_unrolled").astype(jnp.int32)
     x, y = x[order], y[order]
-    beyond = num_places_of(num_agents, k) - num_agents
+    beyond = _num_places(num_agents, k) - num_agents
     is_active = jnp.arange(num_agents) < start[-1]
     scene = [
         jnp.pad(jnp.where(is_active, place, jnp.inf), (0, beyond), constant_values=jnp.inf)
         for place in (x, y)
     ]
     return x, y, jnp.concatenate(scene), order, start, jnp.stack(grid)
+
+
+def _num_places(num_agents: int, k: int) -> int:
+    """Return the number of agents, padded by a block: a block may begin at any place."""
+    return num_agents + block_size(k)
 
 
 def _grid_of(x: jax.Array, y: jax.Array, active: jax.Array, side: int) -> _Grid:
@@ -149,8 +156,8 @@ def _grid_of(x: jax.Array, y: jax.Array, active: jax.Array, side: int) -> _Grid:
         return low, jnp.where(is_wide, per_length, 0.0)
 
     (low_x, per_x), (low_y, per_y) = axis(x), axis(y)
-    farthest = jnp.max(jnp.maximum(jnp.abs(x), jnp.abs(y)))
-    return _Grid(low_x, per_x, low_y, per_y, COORDINATE_ERROR * farthest + SMALLEST)
+    largest = jnp.max(jnp.maximum(jnp.abs(x), jnp.abs(y)))
+    return _Grid(low_x, per_x, low_y, per_y, COORDINATE_ERROR * largest + SMALLEST)
 
 
 def _number(value: jax.Array, low: jax.Array, per_length: jax.Array, side: int) -> jax.Array:
@@ -170,13 +177,13 @@ def _index_kernel(*refs, k: int) -> None:
     """Write the indices of the neighbors of ROWS agents, [N, k] int32 by agent, -1 for none.
 
     Args:
-        refs: those of `_cells`, and the indices.
+        refs: arrays from `_cells`, and the indices.
         k: number of neighbors.
     """
     *cells, index_ref = refs
     rows = _own_places(cells[3].shape[0])
     agent = pallas.load(cells[3].at[rows])
-    for place, neighbor in enumerate(_search(rows, *cells, k=k)):
+    for place, neighbor in enumerate(_search_windows(rows, *cells, k=k)):
         pallas.store(index_ref.at[agent, place], neighbor)
 
 
@@ -191,7 +198,7 @@ def _rows_kernel(
     """Write the indices of the neighbors of ROWS agents, and then their feature rows.
 
     Args:
-        refs: those of `_cells`, the feature table, the indices, and the rows of each group.
+        refs: arrays from `_cells`, the feature table, the indices, and the rows of each group.
         k: number of neighbors.
         num_features: features of a neighbor.
         num_relative: leading features that are differences to the agent's own.
@@ -204,9 +211,9 @@ def _rows_kernel(
     agent = pallas.load(order_ref.at[places])
     num_active = pallas.load(start_ref.at[jnp.int32(start_ref.shape[0] - 1)])
     is_active = places < num_active
-    # inactive agents observe nothing, and those of a program are far from each other
+    # inactive agents observe nothing, and 32 of them may span the whole world
     rows = jnp.minimum(places, jnp.maximum(num_active - 1, 0))
-    for place, neighbor in enumerate(_search(rows, *cells, k=k)):
+    for place, neighbor in enumerate(_search_windows(rows, *cells, k=k)):
         pallas.store(index_ref.at[agent, place], jnp.where(is_active, neighbor, -1))
     if not interpret:
         pallas.debug_barrier()  # the next loads read indices stored by other lanes
@@ -240,7 +247,7 @@ def _own_places(num_agents: int) -> jax.Array:
     return jnp.minimum(places, num_agents - 1)
 
 
-def _search(
+def _search_windows(
     rows: jax.Array, x_ref, y_ref, scene_ref, order_ref, start_ref, grid_ref, *, k: int
 ) -> tuple[jax.Array, ...]:
     """Return the indices of the neighbors of the agents at places `rows`, -1 for none.
@@ -254,7 +261,7 @@ def _search(
     first = jnp.min(rows)
     others = functools.partial(
         Others,
-        *distances_to(x_ref, y_ref, scene_ref, rows, num_places_of(num_agents, k)),
+        *distances_to(x_ref, y_ref, scene_ref, rows, _num_places(num_agents, k)),
         index_of=lambda place: pallas.load(order_ref.at[place]),
         bits=low_bits(min(num_agents, MAX_WINDOW)),
     )

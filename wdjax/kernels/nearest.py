@@ -1,9 +1,10 @@
-"""The search of the kernels for nearest neighbors (neighbors.py), by one program.
+"""Search of one program for nearest neighbors.
 
-One program finds the k nearest neighbors of ROWS agents, one per lane, in one pass over all agents:
+One program finds the k nearest neighbors of ROWS agents, one per lane, in one pass over others: all
+agents (neighbors.py), or those in windows of places (cells.py). A place is a position in memory.
 
 1. A key is an int32: the bits of the squared float32 distance, with the low bits replaced by the
-   agent's index. Comparing keys orders by distance first and by index second.
+   agent's place. Comparing keys orders by distance first and by place second.
 2. Agents are read in blocks of 2^n. A sorting network sorts the keys of a block and merges them
    with the 2^n keys kept from earlier blocks. The smallest 2^n of both are kept.
 3. The first k + SPARE keys are sorted by exact float32 distance, lower index first, by a few
@@ -74,10 +75,10 @@ def distances_to(
     Args:
         x_ref: [N] float32, by place, as y_ref.
         y_ref: see x_ref.
-        scene_ref: [2 num_places] float32, x of all places, infinite for those of no active agent,
+        scene_ref: [2 num_places] float32, x of all places, infinite without an active agent,
             and then y.
         rows: [ROWS] int32, places of the agents that search.
-        num_places: at least N, a multiple of the block size.
+        num_places: at least N, and at least the end of every block.
     """
     x, y = pallas.load(x_ref.at[rows]), pallas.load(y_ref.at[rows])
 
@@ -132,10 +133,10 @@ def distance_bound(others: Others, k: int) -> jax.Array:
 
 def num_places_of(num_agents: int, k: int) -> int:
     """Return the number of agents, padded to whole blocks."""
-    return pallas.cdiv(num_agents, _block_size(k)) * _block_size(k)
+    return pallas.cdiv(num_agents, block_size(k)) * block_size(k)
 
 
-def _block_size(k: int) -> int:
+def block_size(k: int) -> int:
     """Return 2^n, the number of agents per block and of kept keys (at least k + SPARE)."""
     return 1 << (k + SPARE - 1).bit_length()
 
@@ -150,7 +151,7 @@ def smallest_keys(others: Others, k: int) -> list[jax.Array]:
 
     They include the key of the agent itself.
     """
-    size = _block_size(k)
+    size = block_size(k)
 
     def merge_block(begin: jax.Array | int, block: jax.Array, kept: tuple) -> tuple:
         place = begin + block.astype(jnp.int32) * size  # loops count in int64 with jax_enable_x64

@@ -10,7 +10,7 @@ from cards import lowered
 from interpreted import with_interpreted_rollouts, with_interpreted_steps
 
 from wdjax.train import load_config, make_learner
-from wdjax.train.kernels.rollout import why_by_scan
+from wdjax.train.kernels.rollout import step_replicas, why_by_scan
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.rollout.scan import rollout
 
@@ -200,3 +200,17 @@ def test_supported_rollout_is_one_kernel_on_a_gpu(monkeypatch):
     assert why_by_scan(setup) == "there is no GPU"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert why_by_scan(setup) is None
+
+
+def test_a_large_state_is_refused_before_it_is_traced(monkeypatch):
+    crowd = {"env_params.num_taggers": 4, "env_params.num_runners": 500, "num_envs": 2}
+    setup = make_setup(load_config("tag_continuous", devices=1, rollout_length=2, **crowd))
+    key = jax.random.key(0)
+
+    def step(*_):
+        raise AssertionError("traced")
+
+    state = jax.eval_shape(setup.replicas.reset, key, setup.env_params)[1]
+    monkeypatch.setattr(type(setup.replicas), "step_with_keys", step)
+    with pytest.raises(NotImplementedError, match="more than 2,500 numbers"):
+        step_replicas(setup, (key, key), state, None, setup.env_params)
