@@ -198,6 +198,7 @@ def test_kl_term_of_the_how_to_page_is_a_valid_loss(algorithms):
     assert {"agent/kl_reference", "agent/beta"} <= metrics_of("cartpole_ppo", "KLPPO")
 
 
+@pytest.mark.slow
 def test_reference_run_of_the_how_to_page_is_kept_by_begin(algorithms, tmp_path):
     config = load_config("cartpole_ppo")
     saved = make_learner(config).init(jax.random.key(1))

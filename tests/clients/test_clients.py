@@ -91,6 +91,7 @@ def test_a_team_of_two_policies_learns_to_cooperate(name, updates):
 
 
 @pytest.mark.parametrize("name", ["MAPPO", "VDN"])
+@pytest.mark.slow
 def test_a_team_goes_on_exactly_and_from_a_checkpoint(name, tmp_path):
     config = team_config(name, updates_per_chunk=1, total_env_steps=4 * 64 * 6)
     learner = make_learner(config)

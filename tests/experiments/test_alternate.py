@@ -23,6 +23,7 @@ def build(name, env_steps, fails=False):
 """
 
 
+@pytest.mark.slow
 def test_programs_run_in_alternation(tmp_path, capsys):
     script, file = tmp_path / "theirs.py", tmp_path / "out.json"
     script.write_text(SCRIPT)

@@ -13,6 +13,7 @@ def test_small_learners_are_valid(name):
     make_learner(config)
 
 
+@pytest.mark.slow
 def test_a_learner_is_compared_with_the_cpu(quick_compile):
     _, passed, words = card.make_check("learner all devices")
     assert passed, words

@@ -133,6 +133,7 @@ def test_empty_slots_are_not_drawn():
     }
 
 
+@pytest.mark.slow
 def test_people_learn_to_leave(registry):
     learner = make_learner(own_evacuation.evacuation())
     first = learner.init(jax.random.key(0))

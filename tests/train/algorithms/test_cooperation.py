@@ -84,7 +84,7 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance})
 
 
-@cases("MAPPO", "PQN, sum", names=CASES)
+@cases("MAPPO", names=CASES)
 def test_a_run_resumes_exactly(name, tmp_path):
     config = match(name, updates_per_chunk=1, total_env_steps=3 * 16 * 4)
     learner = make_learner(config)

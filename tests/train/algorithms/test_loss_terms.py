@@ -74,6 +74,7 @@ def make_ppo():
     return make_learner(tiny_config("probe_signal", {"agent": tiny_policy("PPO", **STEPS)}))
 
 
+@pytest.mark.slow
 def test_begin_receives_parameters_and_normalizer_of_the_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # plots take long
     change = {

@@ -115,6 +115,7 @@ def test_config_yaml_round_trip():
     assert rate(config) != tuple(rate(config))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
     """Also with another length, and runs of wdjax 0.2.0 with the same schedule in env steps."""
     monkeypatch.setattr(Trainer, "draw", lambda self: None)

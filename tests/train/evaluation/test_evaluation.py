@@ -365,6 +365,7 @@ def play_by_hand(learner, state, key, num_episodes):
     return np.stack([total for total, _ in played]), np.array([time for _, time in played])
 
 
+@pytest.mark.slow
 def test_all_features_against_a_loop_over_episodes(quick_compile):
     learner, state = shop_run()
     episodes = evaluate(learner, state, jax.random.key(4), 6, greedy=True)

@@ -129,6 +129,7 @@ def test_updates_of_recurrent_policies_use_kernels_on_gpus(card, memory, monkeyp
     assert "unroll_memory_back" in update_text(card, memory=memory, recurrent_size=16)
 
 
+@pytest.mark.slow
 def test_other_widths_and_configurations_use_plain_xla(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with listening() as decisions:

@@ -388,6 +388,7 @@ def test_devices_and_memory():
     assert jax.device_count() == 8
 
 
+@pytest.mark.slow
 def test_fit_finds_the_members_that_memory_allows(monkeypatch):
     configs = [dataclasses.replace(CONFIG, seed=seed) for seed in range(16)]
     (group,) = Population.group(configs)
