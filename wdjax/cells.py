@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.checks import require
 from wdjax.searching import count_below, pieces, repair, smallest_pairs, take
 
 COS, SIN = np.float32(0.2017402), np.float32(0.1476514)  # of 36.2 degrees, divided by 4
@@ -52,27 +53,15 @@ class _Strips(NamedTuple):
 def nearest_neighbors_cells(
     x: jax.Array, y: jax.Array, active: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Find the k nearest other active agents of every agent, by distance sqrt(dx^2 + dy^2).
+    """Find the k nearest active neighbors of every agent, like `wdjax.neighbors.nearest_neighbors`.
 
-    Distances are float32, and ties go to the lower index, as in `nearest_neighbors_simple`. The
-    time grows with N if agents are spread evenly, and with N^2 if most are in small crowds. No
-    gradient flows through the indices.
-
-    Args:
-        x: [N] float32, x coordinates.
-        y: [N] float32, y coordinates.
-        active: [N] bool; inactive agents are never neighbors.
-        k: number of neighbors, at most N.
-
-    Returns:
-        (index [N, k] int32, found [N, k] bool): neighbors by ascending distance. If fewer than k
-        others are active, `found` is false at the end of the row and these indices are undefined.
+    The time grows with N if agents are spread evenly, and with N^2 if most are in small crowds.
+    Arguments and results as there.
 
     Raises:
         ValueError: if k is not in 1 to N.
     """
-    if not 1 <= k <= x.shape[0]:
-        raise ValueError(f"k = {k}: must be from 1 to the number of agents ({x.shape[0]}).")
+    require(1 <= k <= x.shape[0], "k", k, f"from 1 to the number of agents ({x.shape[0]})")
 
     @jax.custom_batching.custom_vmap
     def find(x: jax.Array, y: jax.Array, active: jax.Array) -> jax.Array:

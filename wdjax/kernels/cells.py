@@ -27,7 +27,7 @@ from wdjax.kernels.nearest import (
     low_bits,
     search,
 )
-from wdjax.kernels.neighbors import TILE, read_tile
+from wdjax.kernels.neighbors import TILE, read_tile, table_and_shapes
 
 PER_CELL = 1.0  # agents of a cell in multiples of k
 AROUND = 16, 64  # places before and after the first agent's cell, for the bound
@@ -54,15 +54,7 @@ def nearest_neighbors_cells_kernel(
 ) -> tuple[jax.Array, jax.Array]:
     """Find the k nearest active neighbors of every agent, like `wdjax.neighbors.nearest_neighbors`.
 
-    Args:
-        x: [N] float32, positions.
-        y: [N] float32, positions.
-        active: [N] bool, agents that can be neighbors.
-        k: number of neighbors.
-        interpret: run step by step in XLA, on any device, for tests.
-
-    Returns:
-        (index [N, k] int32, found [N, k] bool).
+    Arguments and results as for `neighbors.nearest_neighbors_kernel`.
     """
     cells = _cells(x, y, active, k)
     shape = jax.ShapeDtypeStruct((x.shape[0], k), jnp.int32)
@@ -87,27 +79,23 @@ def neighbor_rows_cells_kernel(
 
     Arguments and results as for `neighbors.neighbor_rows_kernel`.
     """
-    num_agents, num_features = features.shape
-    width = num_features * k + own.shape[1]
+    table, shapes = table_and_shapes(features, own, k, sizes)
     kernel = functools.partial(
         _rows_kernel,
         k=k,
-        num_features=num_features,
+        num_features=features.shape[1],
         num_relative=num_relative,
         sizes=sizes,
         interpret=interpret,
     )
-    shapes = (
-        jax.ShapeDtypeStruct((num_agents, k), jnp.int32),
-        tuple(jax.ShapeDtypeStruct((size, width), jnp.float32) for size in sizes),
-    )
-    table = jnp.concatenate([features, own], axis=1).reshape(-1)
-    return _call(kernel, shapes, num_agents, interpret)(*_cells(x, y, active, k), table)[1]
+    return _call(kernel, shapes, x.shape[0], interpret)(*_cells(x, y, active, k), table)[1]
 
 
 def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Callable:
     grid = (pallas.cdiv(num_agents, ROWS),)
-    return pallas.call(kernel, "nearest_cells", shapes, grid, 1, 1, interpret)
+    return pallas.call(
+        kernel, "nearest_cells", shapes, grid, warps=1, stages=1, interpret=interpret
+    )
 
 
 def _cells(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.Array, ...]:

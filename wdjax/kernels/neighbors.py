@@ -85,7 +85,7 @@ def neighbor_rows_kernel(
         Rows of each group, [size, F k + C] float32.
     """
     num_agents, num_features = features.shape
-    width = num_features * k + own.shape[1]
+    table, shapes = table_and_shapes(features, own, k, sizes)
     kernel = functools.partial(
         _rows_kernel,
         num_agents=num_agents,
@@ -95,13 +95,23 @@ def neighbor_rows_kernel(
         sizes=sizes,
         interpret=interpret,
     )
-    shapes = (
-        jax.ShapeDtypeStruct((num_agents, k), jnp.int32),
-        tuple(jax.ShapeDtypeStruct((size, width), jnp.float32) for size in sizes),
-    )
-    table = jnp.concatenate([features, own], axis=1)  # features of an agent are contiguous
-    scene = _scene(x, y, active, k, table.reshape(-1))
+    scene = _scene(x, y, active, k, table)
     return _call(kernel, shapes, num_agents, interpret)(x, y, scene)[1]
+
+
+def table_and_shapes(
+    features: jax.Array, own: jax.Array, k: int, sizes: tuple[int, ...]
+) -> tuple[jax.Array, tuple]:
+    """Return the feature table [N (F + C)] and the outputs of a kernel that writes rows.
+
+    Arguments as for `neighbor_rows_kernel`. The outputs are the indices of the neighbors, [N, k],
+    and the rows of each group.
+    """
+    num_agents, num_features = features.shape
+    width = num_features * k + own.shape[1]
+    rows = tuple(jax.ShapeDtypeStruct((size, width), jnp.float32) for size in sizes)
+    table = jnp.concatenate([features, own], axis=1)  # features of an agent are contiguous
+    return table.reshape(-1), (jax.ShapeDtypeStruct((num_agents, k), jnp.int32), rows)
 
 
 def _call(kernel: Callable, shapes: Any, num_agents: int, interpret: bool) -> Callable:
