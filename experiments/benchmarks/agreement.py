@@ -3,8 +3,9 @@
     python -m wdjax.experiments.benchmarks.agreement          # one line per comparison
 
 `wdjax.play` is compared with a scan of the same step, in the classic control environments. The
-nearest-neighbor kernels, indices and observation rows, are compared with `lax.top_k` in scenes of 1
-to 5,000 agents. On a CPU, where kernels are interpreted, scenes are few and small.
+nearest-neighbor kernels, of all agents and of cells, are compared with `lax.top_k` in scenes of 1
+to 10,000 agents: indices and observation rows. On a CPU, where kernels are interpreted, scenes are
+few and small.
 """
 
 import functools
@@ -17,6 +18,7 @@ from wdjax.envs import make
 from wdjax.experiments.benchmarks.measure import random_policy
 from wdjax.experiments.benchmarks.rows import GAMES
 from wdjax.kernels.backend import on_gpu
+from wdjax.kernels.cells import nearest_neighbors_cells_kernel, neighbor_rows_cells_kernel
 from wdjax.kernels.neighbors import nearest_neighbors_kernel, neighbor_rows_kernel
 from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple
 from wdjax.playing import PlayState, Transition, play, play_step, start_play
@@ -32,7 +34,12 @@ SIZES = (
     (110, 10),
     (1_000, 10),
     (5_000, 10),
+    (10_000, 10),
 )
+KERNELS = {
+    "all": (nearest_neighbors_kernel, neighbor_rows_kernel),
+    "cells": (nearest_neighbors_cells_kernel, neighbor_rows_cells_kernel),
+}
 
 ACTIONS = 1e-6  # maximum difference of actions
 OBSERVATIONS = 1e-3  # the same; physics amplifies rounding (measured: at most 3e-6)
@@ -42,7 +49,8 @@ REPLICAS = 0.99  # fraction of replicas in which episodes must end in the same s
 def main() -> None:
     """Compare all; raise RuntimeError at the first disagreement."""
     for num_agents, k in SIZES if on_gpu() else SIZES[:3]:
-        print(compare_neighbors(num_agents, k), flush=True)
+        for search in KERNELS:
+            print(compare_neighbors(num_agents, k, search), flush=True)
     for game in GAMES:
         print(compare_play(game), flush=True)
 
@@ -51,7 +59,8 @@ def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return x, y and active of several scenes, [scenes, num_agents] each.
 
     Scenes: random places with all and with some agents active, ties, all agents in one point, no
-    active agent, and a crowd with distances below the resolution of the kernel's keys.
+    active agent, a crowd with distances below the resolution of the kernel's keys, clusters, a
+    line, one agent far away, and inactive agents without a position.
     """
     rng = np.random.default_rng(num_agents)
     every, some = np.ones(num_agents, bool), rng.random(num_agents) < 0.7
@@ -60,6 +69,9 @@ def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     crowd = np.stack(
         [np.full(num_agents, 1.25), np.sqrt(rng.integers(0, 8, num_agents) * 2.0**-23)]
     )
+    clusters = rng.uniform(0, 20, (2, 20))[:, rng.integers(0, 20, num_agents)] + 0.1 * plane
+    line, outlier, missing = plane * [[1], [0]], plane.copy(), np.where(some, plane, np.nan)
+    outlier[:, 0] = 1e5
     all_scenes = (
         (plane, every),
         (plane, some),
@@ -67,13 +79,17 @@ def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         (point, every),
         (plane, ~every),
         (crowd, some),
+        (clusters, every),
+        (line, every),
+        (outlier, every),
+        (missing, some),
     )
     x, y, active = zip(*((*places, mask) for places, mask in all_scenes), strict=True)
     return np.stack(x).astype(np.float32), np.stack(y).astype(np.float32), np.stack(active)
 
 
-def compare_neighbors(num_agents: int, k: int) -> str:
-    """Compare the neighbors in `scenes` by the kernel and by plain XLA. Return a sentence.
+def compare_neighbors(num_agents: int, k: int, search: str) -> str:
+    """Compare the neighbors in `scenes` by a kernel of KERNELS and by plain XLA. Return a sentence.
 
     Raises:
         RuntimeError: if an index, the number of neighbors, or a bit of a row differs.
@@ -92,13 +108,16 @@ def compare_neighbors(num_agents: int, k: int) -> str:
         index = np.where(found, index, -1)  # indices of missing neighbors are undefined
         return {"indices": index, "rows": np.concatenate(groups, axis=1).view(np.int32)}
 
-    kernels = nearest_neighbors_kernel, neighbor_rows_kernel
-    by_kernel = find(*(functools.partial(kernel, interpret=interpret) for kernel in kernels))
+    kernels = (functools.partial(kernel, interpret=interpret) for kernel in KERNELS[search])
+    by_kernel = find(*kernels)
     simple = find(nearest_neighbors_simple, neighbor_rows_simple)
-    differing = {name: int((by_kernel[name] != simple[name]).any(axis=2).sum()) for name in simple}
+    placed = np.isfinite(x)  # agents without a position have no defined neighbors
+    differing = {
+        name: int((placed & (by_kernel[name] != simple[name]).any(axis=2)).sum()) for name in simple
+    }
     text = (
-        f"neighbors, {num_agents:,} agents, k = {k}, {len(x)} scenes, kernel and top_k: of "
-        f"{active.size:,} agents, "
+        f"neighbors, {num_agents:,} agents, k = {k}, {len(x)} scenes, kernel ({search}) and top_k: "
+        f"of {active.size:,} agents, "
         + ", ".join(f"{name} differ in {number}" for name, number in differing.items())
     )
     if any(differing.values()):

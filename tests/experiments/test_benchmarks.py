@@ -267,17 +267,17 @@ def test_a_row_runs_in_a_new_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nearest_neighbors_kernel", "neighbor_rows_kernel"])
-def test_wrong_neighbors_raise(name, monkeypatch):
-    assert agreement.compare_neighbors(12, 3).endswith("indices differ in 0, rows differ in 0")
-    kernel = getattr(agreement, name)
-    monkeypatch.setattr(
-        agreement, name, lambda x, y, *rest, **options: kernel(y, x[::-1], *rest, **options)
-    )
-    with pytest.raises(
-        RuntimeError, match=f"{'indices' if 'nearest' in name else 'rows'} differ in [1-9]"
-    ):
-        agreement.compare_neighbors(12, 3)
+@pytest.mark.parametrize("search", agreement.KERNELS)
+@pytest.mark.parametrize("broken", [0, 1])
+def test_wrong_neighbors_raise(search, broken, monkeypatch):
+    found = agreement.compare_neighbors(12, 3, search)
+    assert found.endswith("indices differ in 0, rows differ in 0")
+    kernels = list(agreement.KERNELS[search])
+    kernel = kernels[broken]
+    kernels[broken] = lambda x, y, *rest, **options: kernel(y, x[::-1], *rest, **options)
+    monkeypatch.setitem(agreement.KERNELS, search, tuple(kernels))
+    with pytest.raises(RuntimeError, match=f"{['indices', 'rows'][broken]} differ in [1-9]"):
+        agreement.compare_neighbors(12, 3, search)
 
 
 @pytest.mark.parametrize(
