@@ -220,10 +220,11 @@ def _rows_kernel(
         begin = 0
         for rows_ref, size in zip(rows_refs, sizes, strict=True):
             is_in = (agent >= begin) & (agent < begin + size)
+            row = jnp.where(is_in, agent - begin, size)  # interpreted, -1 would be the last row
             for start, value in values:
                 column = start + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
                 written = is_in & (column < width)
-                pallas.store(rows_ref.at[agent - begin, column], value, mask=written)
+                pallas.store(rows_ref.at[row, column], value, mask=written)
             begin += size
 
     jax.lax.fori_loop(0, ROWS // TILE[0], write, None)
