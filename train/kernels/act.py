@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS
+from wdjax.kernels.half import in_range
 from wdjax.train.kernels.layers import (
     Ref,
     Shape,
@@ -22,7 +23,6 @@ from wdjax.train.kernels.layers import (
     column,
     component_columns,
     dtype_of,
-    in_range,
     load_rows,
     log_prob_and_entropy,
     padded,

@@ -30,15 +30,14 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS, SLOPES
+from wdjax.kernels.half import HALF, in_range
 from wdjax.train.kernels.layers import (
-    HALF,
     MIN_SIZE,
     Ref,
     Shape,
     Tower,
     column,
     dtype_of,
-    in_range,
     load_rows,
     log_prob_and_entropy,
     padded,

@@ -16,17 +16,16 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS, SLOPES
+from wdjax.kernels.half import HALF, in_range
 from wdjax.train.kernels.act import first_layer, load_inputs
 from wdjax.train.kernels.gradient import BOTH, TINY, Data, Task, load_block
 from wdjax.train.kernels.layers import (
-    HALF,
     Ref,
     Shape,
     Tower,
     TowerRefs,
     chunk_of,
     dtype_of,
-    in_range,
     pieces,
     product,
     towers_of,

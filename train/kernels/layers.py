@@ -19,6 +19,7 @@ from flax import nnx
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS
 from wdjax.kernels.backend import on_cpu
+from wdjax.kernels.half import HALF
 from wdjax.kernels.support import why_no_kernels
 from wdjax.overrides import overridden
 from wdjax.spaces import Dict
@@ -37,8 +38,6 @@ MAX_WIDTH = 256  # units of a hidden layer
 NARROW = 2**14  # numbers in all padded matrices up to which gradients stay in registers
 # units of a hidden layer that are in registers at once, by the dtype of a product
 CHUNK = {"float32": 32, "bfloat16": 64, "float16": 64}
-
-HALF, MAX_HALF = "float16", 65504.0
 
 NO_KERNELS = "kernels: false"  # the reason for having no kernels by configuration
 
@@ -320,11 +319,6 @@ def load_rows(ref: Ref, rows: jax.Array, first: int, width: int, num_columns: in
     columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
     index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
     return pallas.load(ref.at[index], mask=columns < num_columns, other=0.0)
-
-
-def in_range(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Return values that are finite in `dtype`: clipped to 65504 for float16."""
-    return jnp.clip(values, -MAX_HALF, MAX_HALF) if dtype == HALF else values
 
 
 def product(left: jax.Array, right: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -87,7 +87,7 @@ input_products.defvjp(lambda xs, kernel: (xs @ kernel, (xs, kernel)), _input_gra
 
 
 def over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Return the sum over all rows of left^T right, [T, M, a] and [T, M, b] -> [a, b].
+    """Return the sum over all rows of left^T right, [T, M, a] and [T, M, b] -> [a, b] float32.
 
     A product for each part of the rows, then their sum. To distribute a single product over the
     multiprocessors of a GPU, XLA would copy both arrays unless their length divides evenly. The
@@ -97,7 +97,8 @@ def over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
     divisors = [d for d in range(1, length + 1) if length % d == 0]
     parts = max(d for d in divisors if d == 1 or length // d * num_rows >= PART)
     left, right = (rows.reshape(parts, -1, rows.shape[-1]) for rows in (left, right))
-    return jnp.sum(jax.lax.optimization_barrier(jnp.einsum("pra,prb->pab", left, right)), axis=0)
+    products = jnp.einsum("pra,prb->pab", left, right, preferred_element_type=jnp.float32)
+    return jnp.sum(jax.lax.optimization_barrier(products), axis=0)
 
 
 def is_stock(layer: Any) -> bool:

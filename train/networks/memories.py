@@ -22,7 +22,7 @@ from wdjax.overrides import overridden
 from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.encoders import module_class, require_module
-from wdjax.train.networks.linear import input_products, is_stock, orthogonal, product
+from wdjax.train.networks.linear import is_stock, orthogonal, product
 from wdjax.train.networks.recurrences import unroll
 
 
@@ -120,14 +120,19 @@ def _unroll_gated(
     # the arrays of all steps do not fit into a CPU's caches
     if on_cpu() or not is_built_in:
         return _scan(self, carry, xs, restarts, start)
-    inputs = input_products(xs, layers[0].kernel[...])
-    zeros = jnp.zeros(inputs.shape[-1], jnp.float32)
+    input_kernel = layers[0].kernel[...]
+    zeros = jnp.zeros(input_kernel.shape[-1], jnp.float32)
     bias = sum((layer.bias[...] for layer in layers if layer.bias is not None), zeros)
     by_kernel = recurrence.is_chosen(
-        self.hidden_features, inputs.shape, starts_empty, has_products=True
+        self.hidden_features,
+        (*restarts.shape, len(zeros)),
+        starts_empty,
+        has_products=True,
     )
     kernel = layers[1].kernel[...]
-    return unroll(type(self).advance, by_kernel, kernel, bias, carry, inputs, restarts, start)
+    return unroll(
+        type(self).advance, by_kernel, input_kernel, kernel, bias, carry, xs, restarts, start
+    )
 
 
 class GRU(nnx.GRUCell):
@@ -239,8 +244,7 @@ class MinGRU(nnx.Module):
                 jnp.concatenate([getattr(layer, name)[...] for layer in layers], axis=-1)
                 for name in ("kernel", "bias")
             )
-            inputs = input_products(xs, kernel)
-            return unroll(MinGRU.advance, True, None, bias, carry, inputs, restarts, 0.0)
+            return unroll(MinGRU.advance, True, kernel, None, bias, carry, xs, restarts, 0.0)
         keep, add = self._terms(xs)
         restart = restarts[..., None]
         first = self.empty(restarts.shape[1:]) if start is None else start

@@ -1,8 +1,11 @@
 """Kernels that unroll a gated memory over time: see train/networks/recurrences.py.
 
 A program advances a block of rows through all steps. The carry stays in registers, so that a step
-launches no kernel. Only products with the hidden state are inside
-the loop; the gates' functions are traced, so that any memory of this form has both kernels.
+launches no kernel. Only products with the hidden state are inside the loop; the gates' functions
+are traced, so that any memory of this form has both kernels.
+
+Carries and gates are float32 in registers and float16 in memory; so are the gradients of gates,
+multiplied by `scale`. Products round to float16, which has as many significant bits as tf32.
 """
 
 import functools
@@ -13,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
+from wdjax.kernels.half import HALF, rounded, rounded_product
 from wdjax.kernels.support import uses_kernel
 
 SIZES = (16, 32, 64, 128)  # supported widths: powers of two whose matrices fit
@@ -21,6 +25,7 @@ SHARED_MEMORY = 227 * 1024  # bytes of a program on an H100, where the device do
 SCRATCH = 35 * 1024  # bytes of shared memory for other data than matrices
 ROWS = 16  # rows of a program: more take longer per step, and fewer have no matrix product
 WARPS = 8
+SHORT = 64  # widest memory of which two steps fit in registers
 Ref = Any
 
 Advance = Callable[..., list[jax.Array]]
@@ -76,15 +81,15 @@ def forward(
         kernel: [size, gates * size] float32; None: gates do not depend on the hidden state.
         bias: [gates * size], added to the inputs.
         carry: leaves [M, size] before the first step; the last one is the hidden state.
-        inputs: [T, M, gates * size].
+        inputs: [T, M, gates * size] float16.
         restarts: [T, M] bool, whether an episode starts with this step.
         interpret: run step by step in XLA on any device, for tests.
 
     Returns:
-        The carry after each step, leaves [T, M, size].
+        The carry after each step, leaves [T, M, size] float16.
     """
     (length, num_rows), size = restarts.shape, carry[-1].shape[-1]
-    shape = jax.ShapeDtypeStruct((length, num_rows, size), jnp.float32)
+    shape = jax.ShapeDtypeStruct((length, num_rows, size), HALF)
     body = functools.partial(_forward, advance=advance, num_rows=num_rows)
     grid = (pallas.cdiv(num_rows, ROWS),)
     shapes = [shape] * len(carry)
@@ -103,6 +108,7 @@ def backward(
     inputs: jax.Array,
     restarts: jax.Array,
     d_hidden: jax.Array,
+    scale: jax.Array,
     interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array, jax.Array | None]:
     """Propagate gradients backward through T steps.
@@ -112,18 +118,21 @@ def backward(
         kernel: [size, gates * size] float32, or None, as for `forward`.
         bias: as for `forward`.
         carry: before the first step, leaves [M, size].
-        carries: after each step, leaves [T, M, size].
-        hidden: hidden state before each step, [T, M, size]; None without a kernel.
-        inputs: [T, M, gates * size].
+        carries: after each step, leaves [T, M, size] float16.
+        hidden: hidden state before each step, [T, M, size] float16; None without a kernel.
+        inputs: [T, M, gates * size] float16.
         restarts: [T, M] bool, whether an episode starts with this step.
-        d_hidden: [T, M, size], gradient of the hidden state after each step.
+        d_hidden: [T, M, size] float32, gradient of the hidden state after each step.
+        scale: (), factor of all gradients, so that they are neither too large nor too small for
+            float16.
         interpret: run step by step in XLA on any device, for tests.
 
     Returns:
-        Gradients of (the first carry, leaves [M, size]; bias; inputs; hidden @ kernel).
+        Gradients, times `scale`, of (the first carry, leaves [M, size]; bias; inputs, and
+        hidden @ kernel, [T, M, gates * size] float16).
     """
     (length, num_rows), size = restarts.shape, d_hidden.shape[-1]
-    gates = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+    gates = jax.ShapeDtypeStruct(inputs.shape, HALF)
     shapes = [jax.ShapeDtypeStruct((num_rows, size), jnp.float32)] * len(carry)
     body = functools.partial(_backward, advance=advance, length=length, num_rows=num_rows)
     grid = (pallas.cdiv(num_rows, ROWS),)
@@ -142,17 +151,19 @@ def backward(
         matrices = _by_gate(kernel)
         transposed = jnp.swapaxes(matrices, 1, 2)
         if 2 * kernel.size > max_resident():  # both do not fit: compute the products before
-            matrices, products = None, hidden @ kernel
+            matrices, products = None, rounded_product(hidden, kernel)
     constant = transposed, matrices, bias, [*carry]
     restarts = restarts.astype(jnp.int8)
-    d_carry, d_bias, *rest = call(*constant, [*carries], inputs, products, restarts, d_hidden)
+    d_carry, d_bias, *rest = call(
+        *constant, [*carries], inputs, products, restarts, d_hidden, scale[None]
+    )
     return d_carry, jnp.sum(d_bias, axis=0), *rest
 
 
 def _by_gate(kernel: jax.Array) -> jax.Array:
-    """Return the matrix of each gate, [gates, size, size]."""
+    """Return the matrix of each gate, [gates, size, size] float16."""
     size = kernel.shape[0]
-    return jnp.swapaxes(kernel.reshape(size, -1, size), 0, 1)
+    return rounded(jnp.swapaxes(kernel.reshape(size, -1, size), 0, 1), HALF)
 
 
 class Block:
@@ -172,13 +183,14 @@ class Block:
         return pallas.load(self.at(ref, *step, gate=gate), mask=self.mask, other=0.0)
 
     def store(self, ref: Ref, value: jax.Array, *step: Any, gate: int = 0) -> None:
-        pallas.store(self.at(ref, *step, gate=gate), value, mask=self.mask)
+        place = self.at(ref, *step, gate=gate)
+        pallas.store(place, rounded(value, ref.dtype), mask=self.mask)
 
     def restart(self, ref: Ref, step: Any) -> jax.Array:
-        """Return the flags of a step as [rows, 1] bool."""
+        """Return the flags of a step, [rows] int8."""
         flags = ref.at[step, pallas.span(self.first, ROWS)]
         inside = jnp.max(self.mask.astype(jnp.int32), axis=1) > 0
-        return (pallas.load(flags, mask=inside, other=0) != 0)[:, None]
+        return pallas.load(flags, mask=inside, other=0)
 
 
 def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -188,7 +200,7 @@ def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
 def max_resident() -> int:
     """Return how many numbers of matrices stay in shared memory."""
     device = jax.devices()[0]
-    return (getattr(device, "shared_memory_per_block_optin", SHARED_MEMORY) - SCRATCH) // 4
+    return (getattr(device, "shared_memory_per_block_optin", SHARED_MEMORY) - SCRATCH) // 2
 
 
 def _matrices(kernel_ref: Ref | None) -> list[Callable[[], jax.Array]]:
@@ -236,19 +248,41 @@ def _forward(
     def load(t: Any) -> tuple[jax.Array, list[jax.Array]]:
         return block.restart(restarts_ref, t), [block.load(inputs_ref, t, gate=g) for g in gates]
 
-    def step(t: jax.Array, state: tuple) -> tuple:
-        carry, (restart, inputs) = state
-        following = load(jnp.minimum(t + 1, length - 1))  # while this step computes
-        carry = [jnp.where(restart, 0.0, leaf) for leaf in carry]
-        products = [_dot(carry[-1], matrix()) for matrix in matrices]
+    def step(t: jax.Array, carry: list[jax.Array], loaded: tuple) -> list[jax.Array]:
+        restart, inputs = loaded
+        carry = [jnp.where(restart[:, None] != 0, 0.0, leaf) for leaf in carry]
+        hidden = rounded(carry[-1], HALF)
+        products = [_dot(hidden, matrix()) for matrix in matrices]
         carry = advance(carry, [*map(jnp.add, inputs, biases)], products)
         for ref, leaf in zip(output_refs, carry, strict=True):
             block.store(ref, leaf, t)
-        return carry, following
+        return carry
 
-    jax.lax.fori_loop(
-        0, length, step, ([block.load(ref) for ref in carry_refs], load(jnp.int32(0)))
-    )
+    turn = steps_of_turn(length, size, matrices)
+    _loop(length, turn, load, step, [block.load(ref) for ref in carry_refs])
+
+
+def steps_of_turn(length: int, size: int, matrices: Sequence) -> int:
+    """Return how many steps an iteration takes: more if memory is slower than computing."""
+    return 2 if size <= SHORT and not matrices and length % 2 == 0 else 1
+
+
+def _loop(length: int, size: int, load: Callable, step: Callable, state: Any) -> Any:
+    """Return the state after `state = step(t, state, load(t))` for t from 0 to length - 1.
+
+    Each iteration takes `size` steps, a divisor of length, and first loads the rows of the next
+    iteration, which arrive while it computes.
+    """
+
+    def turn(i: jax.Array, carry: tuple) -> tuple:
+        state, loaded = carry
+        following = [load(jnp.minimum((i + 1) * size + j, length - 1)) for j in range(size)]
+        for j in range(size):
+            state = step(i * size + j, state, loaded[j])
+        return state, following
+
+    first = [load(jnp.int32(j)) for j in range(size)]
+    return jax.lax.fori_loop(0, length // size, turn, (state, first))[0]
 
 
 def _backward(
@@ -261,6 +295,7 @@ def _backward(
     products_ref: Ref | None,
     restarts_ref: Ref,
     d_hidden_ref: Ref,
+    scale_ref: Ref,
     d_carry_refs: Sequence[Ref],
     d_bias_ref: Ref,
     d_inputs_ref: Ref,
@@ -270,40 +305,44 @@ def _backward(
     length: int,
     num_rows: int,
 ) -> None:
-    size = d_hidden_ref.shape[-1]
+    size, scale = d_hidden_ref.shape[-1], scale_ref[0]
     gates = range(inputs_ref.shape[-1] // size)
     block, matrices = Block(num_rows, size), _matrices(kernel_ref)
     transposed, biases = _matrices(transposed_ref), _biases(bias_ref, size)
     first = [block.load(ref) for ref in carry_refs]
 
-    def load(t: Any) -> tuple:
+    def load(i: Any) -> tuple:
+        t = length - 1 - i
         refs = [inputs_ref] if products_ref is None else [inputs_ref, products_ref]
         rows = [[block.load(ref, t, gate=g) for g in gates] for ref in refs]
         restart = block.restart(restarts_ref, t)
         earlier = [block.load(ref, jnp.maximum(t - 1, 0)) for ref in carries_refs]
-        before = [jnp.where(t == 0, *leaves) for leaves in zip(first, earlier, strict=True)]
-        before = [jnp.where(restart, 0.0, leaf) for leaf in before]
-        return before, rows, block.load(d_hidden_ref, t), restart
+        return earlier, rows, block.load(d_hidden_ref, t), restart
 
-    def step(i: jax.Array, state: tuple) -> tuple:
-        d_carry, d_biases, (before, (inputs, *products), d_hidden, restart) = state
+    def step(i: jax.Array, state: tuple, loaded: tuple) -> tuple:
+        (d_carry, d_biases), (earlier, (inputs, *products), d_hidden, restart) = state, loaded
         t = length - 1 - i
-        following = load(jnp.maximum(t - 1, 0))  # while this step computes
-        d_carry = [*d_carry[:-1], d_carry[-1] + d_hidden]
-        products = products[0] if products else [_dot(before[-1], matrix()) for matrix in matrices]
+        before = [jnp.where(t == 0, *leaves) for leaves in zip(first, earlier, strict=True)]
+        restart = restart[:, None] != 0
+        before = [jnp.where(restart, 0.0, leaf) for leaf in before]
+        d_carry = [*d_carry[:-1], d_carry[-1] + scale * d_hidden]
+        hidden = rounded(before[-1], HALF)
+        products = products[0] if products else [_dot(hidden, matrix()) for matrix in matrices]
+        products = [gate.astype(jnp.float32) for gate in products]
         inputs = [*map(jnp.add, inputs, biases)]
         d_before, d_inputs, d_products = jax.vjp(advance, before, inputs, products)[1](d_carry)
         for g in gates:
             block.store(d_inputs_ref, d_inputs[g], t, gate=g)
         for g, matrix in enumerate(transposed):
             block.store(d_products_ref, d_products[g], t, gate=g)
-            d_before[-1] += _dot(d_products[g], matrix())
+            d_before[-1] += _dot(rounded(d_products[g], HALF), matrix())
         d_carry = [jnp.where(restart, 0.0, leaf) for leaf in d_before]
-        return d_carry, [*map(jnp.add, d_biases, d_inputs)], following
+        return d_carry, [*map(jnp.add, d_biases, d_inputs)]
 
     zeros = jnp.zeros((ROWS, size), jnp.float32)
-    start = [zeros] * len(carry_refs), [zeros for _ in gates], load(jnp.int32(length - 1))
-    d_carry, d_biases, _ = jax.lax.fori_loop(0, length, step, start)
+    start = [zeros] * len(carry_refs), [zeros for _ in gates]
+    turn = steps_of_turn(length, size, transposed)
+    d_carry, d_biases = _loop(length, turn, load, step, start)
     for ref, leaf in zip(d_carry_refs, d_carry, strict=True):
         block.store(ref, leaf)
     for g, total in zip(gates, d_biases, strict=True):

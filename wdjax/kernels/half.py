@@ -1,0 +1,24 @@
+"""float16 in kernels: as many significant bits as tf32 in half of the memory, but a small range."""
+
+import jax
+import jax.numpy as jnp
+
+HALF, MAX_HALF = "float16", 65504.0
+
+
+def in_range(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Return values that are finite in `dtype`: clipped to 65504 for float16."""
+    return jnp.clip(values, -MAX_HALF, MAX_HALF) if dtype == HALF else values
+
+
+def rounded(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Return values in `dtype`, clipped to 65504 for float16."""
+    return in_range(values, dtype).astype(dtype)
+
+
+def rounded_product(
+    left: jax.Array, right: jax.Array, dtype: jax.typing.DTypeLike = HALF
+) -> jax.Array:
+    """Return left @ right in `dtype`, of factors rounded to `dtype`. Sums are float32."""
+    left, right = rounded(left, dtype), rounded(right, dtype)
+    return rounded(jnp.matmul(left, right, preferred_element_type=jnp.float32), dtype)
