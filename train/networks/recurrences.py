@@ -241,7 +241,7 @@ def _where(restart: jax.Array, first: chex.ArrayTree, carry: chex.ArrayTree) -> 
     """Return `first` where an episode starts, [M] bool, else the carry."""
 
     def choose(leaf: jax.Array, first: jax.Array) -> jax.Array:
-        restart_ = jnp.expand_dims(restart, range(1, leaf.ndim))
-        return jnp.where(restart_, jnp.asarray(first, leaf.dtype), leaf)
+        starts = jnp.expand_dims(restart, range(1, leaf.ndim))
+        return jnp.where(starts, jnp.asarray(first, leaf.dtype), leaf)
 
     return jax.tree.map(choose, carry, first)
