@@ -59,8 +59,12 @@ class Browser:
         return self.ask("/goog/cdp/execute", {"cmd": name, "params": params})
 
     def show(self, path):
-        """Open a file and wait until it is loaded."""
-        self.ask("/url", {"url": path.resolve().as_uri()})
+        """Open a file or an address and wait until it is loaded."""
+        self.ask("/url", {"url": path if isinstance(path, str) else path.resolve().as_uri()})
+
+    def key(self, name, kind):
+        """Press (keyDown) or release (keyUp) a key."""
+        self.command("Input.dispatchKeyEvent", {"type": kind, "key": name, "code": name})
 
     def run(self, script):
         """Return the result of a script."""

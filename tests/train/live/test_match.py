@@ -1,0 +1,195 @@
+"""One page's game in `wdjax play`."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wdjax
+from wdjax.drawing.frames import starts
+from wdjax.train import make_learner
+from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.live.match import PAUSE, History, Match
+from wdjax.train.live.table import Table, take_over
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def grid_config(**params):
+    return TrainConfig(
+        env="tag_gridworld",
+        env_params={"num_taggers": 2, "episode_length": 6, **params},
+        policies={"tagger": PolicyConfig(), "runner": PolicyConfig()},
+        num_envs=1,
+        rollout_length=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def table(quick_compile):
+    made = Table(make_learner(grid_config()), None)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def match(table):
+    started = Match(table, 30, 0)
+    started.receive('{"agent": ["runner", 0]}')
+    return started
+
+
+def header(frame):
+    return json.loads(frame[4 : 4 + int.from_bytes(frame[:4], "little")])
+
+
+def place(match):
+    state = match.moment.state
+    return int(state.x[-1]), int(state.y[-1])
+
+
+def test_a_key_moves_the_visitors_agent_and_no_other(match):
+    match.receive('{"player": ["tagger", "random"]}')
+    x, y = place(match)
+    key = "ArrowUp" if y < 4 else "ArrowDown"
+    match.receive(json.dumps({"keys": [key]}))
+    match.step()
+    assert place(match) == (x, y + (1 if y < 4 else -1))
+    match.receive('{"keys": []}')
+    after = place(match)
+    match.step()
+    assert place(match) == after
+
+
+def test_a_key_released_before_the_step_counts_once(match):
+    x, y = place(match)
+    key, way = ("ArrowRight", 1) if x < 4 else ("ArrowLeft", -1)
+    match.receive(json.dumps({"keys": [key]}))
+    match.receive('{"keys": []}')
+    match.step()
+    match.step()
+    assert place(match) == (x + way, y)
+
+
+def test_the_pointer_replaces_the_keys(match):
+    x, y = place(match)
+    match.receive(json.dumps({"point": [0.0, float(y)]}))
+    match.receive('{"keys": ["ArrowUp"]}')
+    match.step()
+    assert place(match) == (max(x - 1, 0), y)
+
+
+def test_take_over_replaces_one_agent_and_clips_its_action(table):
+    visitor = table.visitor(("tagger", 1), [9.0], None)
+    actions = {"tagger": jnp.array([[1, 1]]), "runner": jnp.array([[2]])}
+    states = jax.tree.map(lambda leaf: leaf[None], Match(table, 30, 0).moment.state)
+    taken = take_over(table.game, states, visitor, actions)
+    np.testing.assert_array_equal(taken["tagger"], [[1, 4]])
+    np.testing.assert_array_equal(taken["runner"], [[2]])
+    watched = take_over(table.game, states, table.visitor(None, [], None), actions)
+    np.testing.assert_array_equal(watched["tagger"], actions["tagger"])
+
+
+def test_an_episode_ends_with_a_result_and_the_next_one_starts(match):
+    match.receive('{"player": ["tagger", "random"]}')
+    while not match.moment.over:
+        match.step()
+    assert match.wait == PAUSE
+    shown = header(match.frame())
+    assert shown["live"]["over"]
+    assert shown["live"]["results"] == [[shown["live"]["return"], shown["live"]["average"]]]
+    match.step()
+    assert not match.moment.over
+    assert header(match.frame())["captions"][-1].startswith("step 0")
+
+
+def test_the_average_is_the_mean_return_of_the_chosen_players(table):
+    names = {"tagger": "chase_nearest", "runner": "random"}
+    table.average(names, ("runner", 0))
+    table._averages["chase_nearest", "random"].result()
+    caught = table.average(names, ("runner", 0))
+    idle = {"tagger": "random", "runner": "flee_nearest"}
+    table.average(idle, ("runner", 0))
+    table._averages["random", "flee_nearest"].result()
+    assert caught < table.average(idle, ("runner", 0))
+
+
+def test_choices_restart_the_episode(match):
+    match.step()
+    match.receive('{"agent": ["tagger", 1]}')
+    status = header(match.frame())["live"]
+    assert status["agent"] == ["tagger", 1]
+    assert status["players"]["tagger"] == "chase_nearest"
+    assert match.history.count == 1
+    match.receive('{"agent": null}')
+    status = header(match.frame())["live"]
+    assert (status["return"], status["keys"], status["active"]) == (None, [], False)
+    match.step()
+
+
+def test_pause_and_speed_determine_the_wait(match):
+    assert match.wait == pytest.approx(1 / (30 * 0.2))
+    match.receive('{"speed": 2}')
+    assert match.wait == pytest.approx(1 / 60)
+    match.receive('{"paused": true}')
+    assert match.wait is None
+
+
+def test_a_turn_based_environment_waits_for_a_key(match, monkeypatch):
+    own = dataclasses.replace(match.table.controls["runner"], turn_based=True)
+    monkeypatch.setitem(match.table.controls, "runner", own)
+    assert match.wait is None
+    match.receive('{"keys": ["ArrowUp"]}')
+    assert match.wait is not None
+    match.step()
+    assert match.wait is None  # although the key is held
+    match.receive('{"keys": []}')
+    match.receive('{"keys": ["ArrowUp"]}')
+    match.receive('{"keys": []}')
+    assert match.wait is not None
+
+
+MALFORMED = [
+    b"{}", "", "{", "[]", "null", "1", '"keys"', "{}", '{"keys": [], "speed": 1}', '{"other": 1}',
+    '{"keys": null}', '{"keys": "ArrowUp"}', '{"keys": ["Enter"]}', '{"keys": [["ArrowUp"]]}',
+    '{"keys": ["ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp"]}', '{"point": [1]}',
+    '{"point": [1, NaN]}', '{"point": ["1", "2"]}', '{"point": {}}', '{"point": [1, Infinity]}',
+    '{"agent": ["runner", 1]}', '{"agent": ["runner", -1]}', '{"agent": ["runner", true]}',
+    '{"agent": ["runner", 0.0]}', '{"agent": ["none", 0]}', '{"agent": [["runner"], 0]}',
+    '{"agent": "runner"}', '{"player": ["tagger", "flee_nearest"]}', '{"player": ["none", "a"]}',
+    '{"player": [["tagger"], "random"]}', '{"player": 3}', '{"speed": 0}', '{"speed": NaN}',
+    '{"speed": "1"}', '{"speed": 1e9}', '{"speed": [1]}', "[" * 4000, '{"point":' + "[" * 4000,
+    '{"point": [1e999, 1]}', '{"point": [1' + "0" * 4000 + ", 1]}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_messages_change_nothing(match, message):
+    before = (match.agent, match.players, match.held, match.point, match.speed, match.is_paused)
+    with pytest.raises(ValueError, match="malformed message"):
+        match.receive(message)
+    assert before == (
+        match.agent, match.players, match.held, match.point, match.speed, match.is_paused
+    )  # fmt: skip
+
+
+def test_history_keeps_the_last_states():
+    history = History(3)
+    for number in range(5):
+        history.append({"time": np.int32(number), "x": np.full(2, number, np.float32)})
+    np.testing.assert_array_equal(history.states["time"], [2, 3, 4])
+    assert history.states["x"].shape == (3, 2)
+    assert list(starts(history.states["time"])) == [0, 0, 0]
+
+
+def test_an_environment_without_scene_is_refused(registry):
+    class Undrawn(type(wdjax.make("cartpole")[0])):
+        scene = wdjax.Env.scene
+
+    wdjax.register("undrawn", Undrawn)
+    config = TrainConfig(env="undrawn", policies={"agent": PolicyConfig()}, num_envs=1)
+    with pytest.raises(NotImplementedError, match="Undrawn has no drawing"):
+        Table(make_learner(config), None)

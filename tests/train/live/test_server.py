@@ -1,0 +1,344 @@
+"""The server of `wdjax play`: requests that it refuses, games that it runs, and its page."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from browser import CHROMIUM, DRIVER, browser
+
+import wdjax
+from wdjax.train.config.schema import PolicyConfig, TrainConfig
+from wdjax.train.live.server import FAILED, FULL, MALFORMED, MOST_PAGES, page
+
+pytest.importorskip("websockets", reason="websockets is not installed")
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+CONFIG = TrainConfig(
+    env="tag_gridworld",
+    env_params={"num_taggers": 1, "episode_length": 40},
+    policies={"tagger": PolicyConfig(), "runner": PolicyConfig()},
+    num_envs=1,
+    rollout_length=8,
+)
+
+
+@pytest.fixture(scope="module")
+def server(quick_compile):
+    started = wdjax.play_live(CONFIG, fps=100)
+    yield started
+    started.close()
+
+
+def parts(server):
+    """Return (port, query) of the page."""
+    address = urlsplit(server.url)
+    assert address.hostname == "127.0.0.1"
+    return address.port, address.query
+
+
+def get(server, path, **headers):
+    """Return (status, body) of a request with any path and headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", parts(server)[0], timeout=10)
+    connection.putrequest("GET", path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
+def game(server, path=None, **options):
+    port, query = parts(server)
+    options = {"origin": f"http://127.0.0.1:{port}", "close_timeout": 0.2} | options
+    return connect(f"ws://127.0.0.1:{port}{path or f'/game?{query}'}", compression=None, **options)
+
+
+def status(frame):
+    header = json.loads(frame[4 : 4 + int.from_bytes(frame[:4], "little")])
+    return header["live"] | {"time": header["captions"][-1]}
+
+
+def frames_until(connection, condition, most=400):
+    for _ in range(most):
+        shown = status(connection.recv(timeout=10))
+        if condition(shown):
+            return shown
+    raise AssertionError("never")
+
+
+def refused(server, path=None, **options):
+    """Return the status of a refused game."""
+    with pytest.raises(InvalidStatus) as error:
+        game(server, path, **options)
+    return error.value.response.status_code
+
+
+def closed(connection):
+    """Return (code, reason) with which the server closes a game."""
+    with pytest.raises(ConnectionClosed) as error:  # noqa: PT012
+        while True:
+            connection.recv(timeout=10)
+    return error.value.rcvd.code, error.value.rcvd.reason
+
+
+# --- the page ---
+
+
+def test_the_page_is_served_with_its_token_only(server):
+    _, query = parts(server)
+    assert get(server, f"/?{query}") == (200, page())
+    assert page().count("EPISODE_DATA") == 0
+    for wrong in (
+        "",
+        "?",
+        "?token=",
+        "?token=x",
+        f"?{query}x",
+        f"?other&{query[:-1]}",
+        "?token=%ff",
+    ):
+        code, text = get(server, f"/{wrong}")
+        assert (code, "wdjax play" in text, "<script>" in text) == (403, True, False)
+
+
+@pytest.mark.parametrize("host", [
+    "example.org", "example.org:80", "127.0.0.1.example.org", "localhost.example.org",
+    "evil@localhost", "0.0.0.0", "[::1]", "localhost:80:80", "localhost:", "",
+])  # fmt: skip
+def test_a_foreign_host_is_refused(server, host):
+    _, query = parts(server)
+    assert get(server, f"/?{query}", Host=host)[0] == 403
+    assert get(server, f"/?{query}", Host="localhost")[0] == 200
+
+
+@pytest.mark.parametrize("path", [
+    "/../pyproject.toml", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/game/..", "/player.html",
+    "/?/../../etc/passwd", "/..%5c..%5cetc", "/index.html", "http://127.0.0.1/etc/passwd",
+])  # fmt: skip
+def test_no_path_leads_to_a_file(server, path):
+    _, query = parts(server)
+    assert get(server, f"{path}{'&' if '?' in path else '?'}{query}")[0] in (200, 403, 404)
+    body = get(server, f"{path}{'&' if '?' in path else '?'}{query}")[1]
+    assert body == page() or len(body) < 100
+
+
+@pytest.mark.parametrize("request_bytes", [
+    b"\0\xff\r\n\r\n", b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nA: " + b"b" * 100_000,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: example.org\r\n\r\n", b"",
+])  # fmt: skip
+def test_malformed_requests_do_not_stop_the_server(server, request_bytes):
+    port, query = parts(server)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request_bytes)
+        connection.shutdown(socket.SHUT_WR)
+        try:
+            answer = connection.recv(100)
+        except ConnectionError:
+            answer = b""
+    assert b" 200 " not in answer
+    assert get(server, f"/?{query}")[0] == 200
+
+
+# --- games ---
+
+
+def test_another_origin_is_refused(server):
+    port, query = parts(server)
+    for origin in (
+        None, "null", "http://example.org", f"http://localhost:{port}", f"https://127.0.0.1:{port}",
+        "http://127.0.0.1", f"http://127.0.0.1:{port + 1}", f"http://127.0.0.1:{port}.example.org",
+    ):  # fmt: skip
+        assert refused(server, origin=origin) == 403
+    assert get(server, f"/?{query}", Origin="http://example.org")[0] == 403
+    headers = {"Origin": "http://example.org"}
+    assert refused(server, additional_headers=headers) == 403
+
+
+def test_a_game_needs_the_token_and_its_path(server):
+    _, query = parts(server)
+    assert refused(server, "/game") == 403
+    assert refused(server, "/game?token=x") == 403
+    assert refused(server, f"/other?{query}") == 404
+
+
+def test_a_game_shows_an_episode_and_its_result(server):
+    with game(server) as one:
+        one.send('{"agent": ["runner", 0]}')
+        one.send('{"player": ["tagger", "random"]}')
+        one.send('{"speed": 8}')
+        shown = frames_until(one, lambda shown: shown["over"])
+        assert len(shown["results"]) == 1
+
+
+def test_two_pages_have_two_games(server):
+    with game(server) as one, game(server) as other:
+        one.send('{"paused": true}')
+        frames_until(one, lambda shown: shown["paused"])
+        other.send('{"speed": 8}')
+        first = status(other.recv(timeout=10))["time"]
+        frames_until(other, lambda shown: shown["time"] != first)
+        with pytest.raises(TimeoutError):
+            one.recv(timeout=0.2)
+        one.send('{"restart": true}')
+        assert status(one.recv(timeout=10))["time"].startswith("step 0")
+
+
+@pytest.mark.parametrize("message", [b"\0\1", "{", '{"keys": ["Enter"]}', "[" * 3000])
+def test_a_malformed_message_ends_its_game_only(server, message):
+    with game(server) as good, game(server) as bad:
+        bad.send(message)
+        code, reason = closed(bad)
+        assert code == MALFORMED
+        assert reason.startswith("malformed message")
+        frames_until(good, lambda shown: True)
+
+
+def test_an_oversized_message_ends_its_game(server):
+    with game(server) as one:
+        one.send(json.dumps({"keys": ["a" * 10_000]}))
+        assert closed(one)[0] == 1009
+    with game(server) as one:
+        with contextlib.suppress(ConnectionClosed):
+            one.send(["a" * 100] * 1_000)  # fragments
+        assert closed(one)[0] == 1009
+
+
+def test_floods_do_not_stop_a_game(server):
+    with game(server) as one:
+        one.send('{"speed": 8}')
+        stop = threading.Event()
+
+        def flood():
+            while not stop.is_set():
+                one.send('{"keys": []}')
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            first = status(one.recv(timeout=10))["time"]
+            frames_until(one, lambda shown: shown["time"] != first)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_games_are_limited_and_closed_pages_leave_room(server):
+    wait_for_room(server, MOST_PAGES)
+    with contextlib.ExitStack() as stack:
+        games = [stack.enter_context(game(server)) for _ in range(MOST_PAGES)]
+        for one in games:
+            one.recv(timeout=10)
+        with game(server) as late:
+            assert closed(late) == (FULL, f"{MOST_PAGES} games are open. Close another page.")
+        games[0].close()
+        games[1].socket.shutdown(socket.SHUT_RDWR)  # without a closing handshake
+        wait_for_room(server, 2)
+        with game(server) as next_one:
+            next_one.recv(timeout=10)
+
+
+def wait_for_room(server, count):
+    """Wait until this number of games can be opened."""
+    end = time.monotonic() + 10
+    while server._free._value < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_an_error_of_the_environment_ends_the_game_with_its_message(server, monkeypatch):
+    def broken(states):
+        raise RuntimeError("no picture")
+
+    wait_for_room(server, 1)
+    monkeypatch.setattr(server.table, "scene", broken)
+    with game(server) as one:
+        assert closed(one) == (FAILED, "RuntimeError: no picture")
+
+
+def test_the_server_listens_on_this_machine_and_tokens_differ(server, monkeypatch):
+    assert server._server.socket.getsockname()[0] == "127.0.0.1"
+    assert server._repr_html_().startswith(f'<iframe src="{server.url}"')
+    with pytest.raises(OSError, match="in use"):
+        wdjax.play_live(CONFIG, port=parts(server)[0])
+    other = wdjax.play_live(CONFIG)
+    try:
+        assert parts(other)[1] != parts(server)[1]
+        assert get(server, f"/?{parts(other)[1]}")[0] == 403
+    finally:
+        other.close()
+    with pytest.raises(ConnectionRefusedError):
+        get(other, "/")
+
+
+def test_a_page_that_does_not_read_does_not_keep_the_server_open():
+    other = wdjax.play_live(CONFIG, fps=1000)
+    with game(other, max_queue=1) as one:
+        one.send('{"speed": 8}')
+        time.sleep(1)
+        before = time.monotonic()
+        other.close()
+        assert time.monotonic() - before < 10
+
+
+@pytest.mark.parametrize(("arguments", "error", "words"), [
+    ({"port": 70_000}, ValueError, "port = 70000"),
+    ({"fps": 0}, ValueError, "fps = 0"),
+    ({"run": "tag_smal"}, ValueError, "did you mean 'tag_small'"),
+    ({"run": "no/such"}, FileNotFoundError, "contains no run"),
+])  # fmt: skip
+def test_invalid_arguments_raise(arguments, error, words):
+    with pytest.raises(error, match=words):
+        wdjax.play_live(**({"run": CONFIG} | arguments))
+
+
+# --- in a browser ---
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed")
+@pytest.mark.parametrize(("dark", "width"), [(False, 1200), (True, 400)])
+def test_a_visitor_plays_in_a_browser(server, tmp_path, dark, width):
+    with browser(tmp_path / "profile", dark=dark, size=(width, 800)) as page:
+        page.show(server.url)
+        page.wait_for("return state.ready")
+        assert page.run("return document.documentElement.dataset.theme") == (
+            "dark" if dark else "light"
+        )
+        page.run("by('group').value = 'runner'; by('group').onchange({target: by('group')})")
+        page.wait_for("return live.status.agent && live.status.agent[0] == 'runner'")
+        page.run("const s = document.querySelector('[data-role=tagger]'); s.value = 'random';"
+                 "s.onchange({target: s})")  # fmt: skip
+        page.wait_for("return live.status.players.tagger == 'random'")
+        page.run("by('speed').value = 0.25; by('speed').onchange({target: by('speed')})")
+        where = (
+            "const m = page.marks.find(m => m.group == 'runner');"
+            "return [Math.round(get(m.x, state.frame, 0)), Math.round(get(m.y, state.frame, 0))]"
+        )
+        assert page.run(f"{where.replace('return', 'const p =')}; return p.length") == 2
+        for name in ("ArrowLeft", "ArrowDown"):  # into the corner
+            page.key(name, "keyDown")
+            page.wait_for(f"{where.replace('return', 'const p =')};"
+                          f"return p[{int(name == 'ArrowDown')}] == 0")  # fmt: skip
+            page.key(name, "keyUp")
+        page.wait_for("return !live.keys.length")
+        button = "document.querySelector('#keys [data-key=ArrowRight]')"
+        page.run(f"{button}.setPointerCapture = () => {{}}; {button}.onpointerdown("
+                 "{preventDefault() {}, pointerId: 1})")  # fmt: skip
+        page.wait_for(f"{where.replace('return', 'const p =')}; return p[0] > 2")
+        page.run(f"{button}.onpointerup()")
+        page.wait_for("return by('results').textContent.startsWith('Last episodes')", 60)
+        assert page.run("return live.status.results.length") >= 1
+        page.run("by('play').click()")
+        page.wait_for("return live.status.paused")
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        assert page.errors() == []
+        page.picture(tmp_path / "page.png")
+    with game(server) as one:  # the server still runs
+        one.recv(timeout=10)
