@@ -44,7 +44,6 @@ def play(arguments: list[str]) -> None:
     require_run("play", arguments)
     parsed = parse(PlayArguments, "wdjax play", arguments)
     require_seed(parsed.seed)
-    show(f"Loading and compiling {parsed.run}")
     server = play_live(
         parsed.run, parsed.port, parsed.greedy, parsed.fps, parsed.seed, parsed.trust
     )
@@ -54,4 +53,5 @@ def play(arguments: list[str]) -> None:
             webbrowser.open(server.url)
         server.wait()
     finally:
+        show("Stopping")
         server.close()

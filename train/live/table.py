@@ -30,7 +30,7 @@ from wdjax.train.state.agents import group_sizes, to_groups
 from wdjax.train.state.state import TrainState
 
 TRAINED, RANDOM = "trained", "random"
-NUM_EPISODES = 16  # for the average return
+BATCH, NUM_BATCHES = 2, 8  # episodes for the average return
 # Maximum size of the states kept for plots and paths since the reset: numbers, and states.
 MOST_NUMBERS, MOST_STATES = 100_000, 1_000
 
@@ -90,6 +90,7 @@ class Table:
         self.controls = {group: self.env.controls(group, self.params) for group in self.sizes}
         self.can_steer = type(self.env).steer is not Env.steer
         self.num_kept = self._num_kept()
+        self._is_closed = False
         self._averages: dict[tuple[str, ...], Future] = {}
         self._worker = ThreadPoolExecutor(1, "wdjax-average")
 
@@ -154,25 +155,30 @@ class Table:
         return future.result().get(agent)
 
     def close(self) -> None:
-        """Cancel evaluations that have not started."""
+        """Cancel evaluations, after the current batch of episodes."""
+        self._is_closed = True
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _evaluate(self, game: Game) -> dict[tuple[str, int], float]:
         """Return the mean return of every agent; empty if an episode does not end."""
         assignments = {role.name: role.assignment for role in self.roles}
-        key = jax.random.key(1)
-        try:
-            episodes = play_in_turns(
-                game, assignments, key, NUM_EPISODES, self.greedy, MAX_STEPS, None
-            )
-        except UnfinishedEpisodeError:
-            return {}
-        means = {name: rows.mean(axis=0) for name, rows in episodes.agent_return.items()}
-        return {
-            agent: float(mean)
-            for name, assignment in assignments.items()
-            for agent, mean in zip(assignment.agents, means[name], strict=True)
-        }
+        sums: dict[tuple[str, int], float] = dict.fromkeys(
+            [agent for assignment in assignments.values() for agent in assignment.agents], 0.0
+        )
+        for key in jax.random.split(jax.random.key(1), NUM_BATCHES):
+            if self._is_closed:  # Python waits for this thread before it ends
+                return {}
+            try:
+                episodes = play_in_turns(
+                    game, assignments, key, BATCH, self.greedy, MAX_STEPS, None
+                )
+            except UnfinishedEpisodeError:
+                return {}
+            for name, assignment in assignments.items():
+                returns = episodes.agent_return[name].sum(axis=0) / (BATCH * NUM_BATCHES)
+                for agent, value in zip(assignment.agents, returns.tolist(), strict=True):
+                    sums[agent] += value
+        return sums
 
 
 @jax.jit
