@@ -352,7 +352,7 @@ def play_step(
         env_keys: [N].
         greedy: whether to take the most likely actions.
         replace: function of the actions by group, [N, n_group, ...], that returns the actions to
-            take, such as those of a person.
+            take, for example with the action of a person.
 
     Returns:
         (carry, action, reward, terminated, truncated, info), as `step_replicas` returns them.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 import wdjax
 from wdjax.drawing.frames import starts
-from wdjax.train import make_learner
+from wdjax.train import load_run, make_learner
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.live.match import PAUSE, History, Match
 from wdjax.train.live.table import Table, take_over
@@ -174,6 +175,21 @@ def test_malformed_messages_change_nothing(match, message):
     assert before == (
         match.agent, match.players, match.held, match.point, match.speed, match.is_paused
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_105_agents_take_30_steps_per_second():
+    """Time a step and its frame. The fastest of 30 counts, since other processes share the CPU."""
+    table = Table(*load_run("reference:tag_continuous"))
+    match, seconds = Match(table, 30, 0), []
+    for _ in range(30):
+        before = time.perf_counter()
+        match.step()
+        match.frame()
+        seconds.append(time.perf_counter() - before)
+    table.close()
+    assert sum(table.sizes.values()) == 105
+    assert min(seconds) < 1 / 30
 
 
 def test_history_keeps_the_last_states():
