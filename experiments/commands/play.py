@@ -8,7 +8,7 @@ import tyro
 
 from wdjax.console import show
 from wdjax.experiments.commands.arguments import Modules, Run, parse, require_run, require_seed
-from wdjax.train.live.server import play_live
+from wdjax.train import play_live
 
 
 @dataclasses.dataclass(frozen=True)
