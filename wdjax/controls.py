@@ -91,8 +91,10 @@ def default_controls(space: Discrete | MultiDiscrete | Box) -> Controls:
             np.broadcast_to(np.asarray(bound, np.float64), space.shape).ravel()
             for bound in (space.low, space.high)
         )
-        ends = list(zip(np.maximum(low, -1e6), np.minimum(high, 1e6), strict=True))
-        ends = [(a if a > -1e6 else -1.0, b if b < 1e6 else 1.0) for a, b in ends]
+        ends = [
+            (a if a > -1e6 else -1.0, b if b < 1e6 else 1.0)
+            for a, b in zip(low, high, strict=True)
+        ]
         return Controls(_arrows(ends), np.clip(0.0, low, high).tolist())
     sizes = list(space.nvec)
     if len(sizes) > 1:

@@ -27,7 +27,7 @@ complete -o default -F _wdjax wdjax"""
 
 CLASSES = {
     "sweep": SweepArguments, "eval": EvalArguments, "render": RenderArguments,
-    "play": PlayArguments,    "report": ReportArguments, "export": ExportArguments,
+    "play": PlayArguments, "report": ReportArguments, "export": ExportArguments,
 }  # fmt: skip
 
 

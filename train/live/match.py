@@ -16,6 +16,7 @@ from wdjax.train.live.table import Table, begin, step
 PAUSE = 2.0  # seconds between the end of an episode and the next one
 NUM_RESULTS = 5  # episodes listed on the page
 FASTEST = 8.0  # highest speed
+MOST_AHEAD = 4  # frames that the page has not drawn yet
 
 
 class Match:
@@ -29,12 +30,13 @@ class Match:
 
     def __init__(self, table: Table, fps: float, seed: int):
         self.table, self.fps = table, fps
-        self.key = jax.random.key(seed)
+        self.playing: tuple = (jax.random.key(seed), None)  # see `begin`
         self.players = {role: next(iter(seats)) for role, seats in table.seats.items()}
         group = next(iter(table.sizes))
         self.agent: tuple[str, int] | None = (group, 0)
         self.results: list[list[float | None]] = []
         self.speed, self.is_paused = table.controls[group].speed, False
+        self.num_sent = self.num_drawn = 0  # frames
         self.held: list[str] = []
         self.tapped: list[str] = []  # keys pressed since the last step
         self.point: list[float] | None = None
@@ -44,8 +46,8 @@ class Match:
 
     @property
     def wait(self) -> float | None:
-        """Seconds until the next step; None: it waits for the visitor."""
-        if self.is_paused:
+        """Seconds until the next step; None: it waits for the visitor or for a slow page."""
+        if self.is_paused or self.num_sent - self.num_drawn >= MOST_AHEAD:
             return None
         if self.moment.over:
             return PAUSE
@@ -58,8 +60,9 @@ class Match:
         """Start a new episode."""
         self.game = self.table.with_players(self.players)
         self.row = list(self.table.controls[self.agent[0]].idle) if self.agent else []
-        self.carry, moment = begin(self.game, self._next_key())
-        self.history = History(self.table.num_kept)
+        self.tapped = []
+        self.playing, moment = begin(self.game, self.playing[0])
+        self.history = History(self.table.num_recent, self.table.num_kept)
         self._show(moment)
 
     def step(self) -> None:
@@ -72,16 +75,11 @@ class Match:
             self.row = self.table.controls[self.agent[0]].row(pressed, self.row)
         visitor = self.table.visitor(self.agent, self.row, self.point)
         self.tapped = []
-        self.carry, moment = step(
-            self.game, self.carry, self._next_key(), visitor, self.table.greedy
-        )
+        self.playing, moment = step(self.game, self.playing, visitor, self.table.greedy)
         self._show(moment)
         if self.moment.over and self.agent:
-            self.results = [*self.results, [self.own_return, self._average()]][-NUM_RESULTS:]
-
-    def _next_key(self) -> jax.Array:
-        self.key, key = jax.random.split(self.key)
-        return key
+            result = [_finite(self.own_return), _finite(self._average()[0])]
+            self.results = [*self.results, result][-NUM_RESULTS:]
 
     def _show(self, moment: Any) -> None:
         self.moment = jax.device_get(moment)
@@ -94,14 +92,17 @@ class Match:
         """Return of the visitor's agent in this episode."""
         return float(self.moment.returns[self.agent[0]][self.agent[1]]) if self.agent else None
 
-    def _average(self) -> float | None:
-        return self.table.average(self.players, self.agent) if self.agent else None
+    def _average(self) -> tuple[float | None, int]:
+        return self.table.average(self.players, self.agent) if self.agent else (None, 0)
 
     def frame(self) -> bytes:
         """Return the picture and the status, as the page decodes them."""
         table, agent = self.table, self.agent
         controls = table.controls[agent[0]] if agent else None
+        average, num_episodes = self._average()
+        self.num_sent += 1
         status = {
+            "frame": self.num_sent,
             "agent": agent,
             "sizes": table.sizes,
             "players": self.players,
@@ -115,8 +116,9 @@ class Match:
             "paused": self.is_paused,
             "speed": self.speed,
             "return": _finite(self.own_return),
-            "average": _finite(self._average()),
-            "results": [[_finite(number) for number in pair] for pair in self.results],
+            "average": _finite(average),
+            "episodes": num_episodes,
+            "results": self.results,
         }
         return pack_scene(table.scene(self.history.states), self.fps, live=status)
 
@@ -137,14 +139,19 @@ class Match:
             raise ValueError(f"malformed message: {error}") from None
         except RecursionError:
             raise ValueError("malformed message: too many brackets") from None
-        return name not in ("keys", "point")
+        return name not in ("drawn", "keys", "point")
+
+    def _set_drawn(self, number: Any) -> None:
+        require(type(number) is int and number <= self.num_sent, "drawn", number, "a sent frame")
+        self.num_drawn = max(self.num_drawn, number)
 
     def _set_keys(self, keys: Any) -> None:
+        require(isinstance(keys, list), "keys", keys, "a list of pressed keys")
+        # the page may send keys of another agent until it has drawn the chosen one
         known = self.table.controls[self.agent[0]].keys if self.agent else {}
-        require(isinstance(keys, list) and len(keys) <= len(known), "keys", keys, "pressed keys")
-        for key in keys:
-            require_known("key", key, known)
-        self.tapped += [key for key in keys if key not in (*self.tapped, *self.held)]
+        keys = [key for key in dict.fromkeys(keys) if key in known]
+        if not self.is_paused:
+            self.tapped += [key for key in keys if key not in (*self.tapped, *self.held)]
         self.held = keys
 
     def _set_point(self, point: Any) -> None:
@@ -184,6 +191,7 @@ class Match:
         self.restart()
 
     MESSAGES: ClassVar[dict[str, Callable[["Match", Any], None]]] = {
+        "drawn": _set_drawn,
         "keys": _set_keys,
         "point": _set_point,
         "agent": _set_agent,
@@ -195,31 +203,44 @@ class Match:
 
 
 class History:
-    """The last `size` states, as arrays [T, ...]."""
+    """States of one episode, as arrays [T, ...]: the last ones, and evenly spaced ones before.
 
-    def __init__(self, size: int):
-        self.size, self.count = size, 0
+    Args:
+        recent: number of last states that are kept all, for trails.
+        size: maximum number of states, at least recent + 2.
+    """
+
+    def __init__(self, recent: int, size: int):
+        self.recent, self.size = recent, size
+        self.numbers: list[int] = []  # of the kept states, from 0 at the reset
+        self.spacing = 1
         self.arrays: Any = None
 
     @property
     def states(self) -> Any:
-        return jax.tree.map(lambda array: array[: self.count], self.arrays)
+        return jax.tree.map(lambda array: array[: len(self.numbers)], self.arrays)
 
     def append(self, state: Any) -> None:
-        """Add a state; the oldest one is dropped if there are more than `size`."""
+        """Add a state; drop others if there are `size`."""
         if self.arrays is None:
             self.arrays = jax.tree.map(
                 lambda leaf: np.zeros((self.size, *np.shape(leaf)), np.asarray(leaf).dtype), state
             )
-        is_full = self.count == self.size
-        self.count += not is_full
+        if len(self.numbers) == self.size:
+            self._thin()
+        for array, leaf in zip(*map(jax.tree.leaves, (self.arrays, state)), strict=True):
+            array[len(self.numbers)] = leaf
+        self.numbers.append(self.numbers[-1] + 1 if self.numbers else 0)
 
-        def write(array: np.ndarray, leaf: np.ndarray) -> None:
-            if is_full:
-                array[:-1] = array[1:]
-            array[self.count - 1] = leaf
-
-        jax.tree.map(write, self.arrays, state)
+    def _thin(self) -> None:
+        """Keep the last states, and of the others those at multiples of the spacing."""
+        numbers = np.array(self.numbers)
+        is_recent = numbers > numbers[-1] + 1 - self.recent
+        while np.sum(kept := is_recent | (numbers % self.spacing == 0)) > self.size - 2:
+            self.spacing *= 2
+        self.numbers = numbers[kept].tolist()
+        for array in jax.tree.leaves(self.arrays):
+            array[: len(self.numbers)] = array[kept]
 
 
 def _finite(number: float | None) -> float | None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from wdjax.checks import one_line, require, require_integer
 from wdjax.train.config.schema import TrainConfig
@@ -145,7 +145,7 @@ class LiveServer:
         logger.setLevel(logging.CRITICAL + 1)
         self._server = serve(
             self._play, HOST, port, process_request=self._admit, compression=None,
-            max_size=MOST_BYTES, max_queue=4, open_timeout=5, close_timeout=1, server_header=None,
+            max_size=MOST_BYTES, max_queue=4, open_timeout=2, close_timeout=1, server_header=None,
             logger=logger,
         )  # fmt: skip
         port = self._server.socket.getsockname()[1]
@@ -155,8 +155,7 @@ class LiveServer:
 
     def wait(self) -> None:
         """Wait until the server is closed, or for Ctrl-C."""
-        while self._thread.is_alive():
-            self._thread.join(0.2)
+        self._thread.join()
 
     def close(self) -> None:
         """End all games and stop the server."""
@@ -165,18 +164,18 @@ class LiveServer:
 
     def _admit(self, connection: Any, request: Any) -> Any:
         """Return the response to a request; None admits a game."""
-        target = urlsplit(request.path)
+        path, _, query = request.path.partition("?")
         host, *others = request.headers.get_all("Host") or [""]
         origins = set(request.headers.get_all("Origin"))
         is_here = not others and re.fullmatch(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", host)
         if not is_here or origins - {f"http://{host}"}:
             return connection.respond(403, "This page is for this machine only.\n")
-        token = parse_qs(target.query).get("token", [""])[0].encode("utf8", "replace")
+        token = parse_qs(query).get("token", [""])[0].encode("utf8", "replace")
         if not hmac.compare_digest(token, self._token.encode()):
             return connection.respond(403, "The token is wrong. Open the address of wdjax play.\n")
-        if target.path == "/game":
+        if path == "/game":
             return None if origins else connection.respond(403, "A game needs an Origin.\n")
-        if target.path != "/":
+        if path != "/":
             return connection.respond(404, "There is no such page.\n")
         response = connection.respond(200, page())
         del response.headers["Content-Type"]
@@ -189,7 +188,7 @@ class LiveServer:
         from websockets.exceptions import ConnectionClosed
 
         if not self._free.acquire(blocking=False):
-            connection.close(FULL, f"{MOST_PAGES} games are open. Close another page.")
+            connection.close(FULL, f"{MOST_PAGES} games are open, close another page")
             return
         try:
             run_match(connection, Match(self.table, self.fps, next(self._seeds)))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from wdjax.drawing import Lines, Scene
 from wdjax.env import Env, is_key
 from wdjax.rendering import make_scene
 from wdjax.spaces import Box
-from wdjax.train.evaluation.evaluate import MAX_STEPS, UnfinishedEpisodeError, play_in_turns
+from wdjax.train.evaluation.evaluate import MAX_STEPS
 from wdjax.train.evaluation.players import (
     Game,
     Player,
@@ -30,7 +30,7 @@ from wdjax.train.state.agents import group_sizes, to_groups
 from wdjax.train.state.state import TrainState
 
 TRAINED, RANDOM = "trained", "random"
-BATCH, NUM_BATCHES = 2, 8  # episodes for the average return
+NUM_EPISODES = 16  # for the average return
 # Maximum size of the states kept for plots and paths since the reset: numbers, and states.
 MOST_NUMBERS, MOST_STATES = 100_000, 1_000
 
@@ -89,9 +89,9 @@ class Table:
         self.game = make_game(setup, like, candidates, chosen)
         self.controls = {group: self.env.controls(group, self.params) for group in self.sizes}
         self.can_steer = type(self.env).steer is not Env.steer
-        self.num_kept = self._num_kept()
+        self.num_recent, self.num_kept = self._count_states()
         self._is_closed = False
-        self._averages: dict[tuple[str, ...], Future] = {}
+        self._returns: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}  # of each episode
         self._worker = ThreadPoolExecutor(1, "wdjax-average")
 
     @property
@@ -130,73 +130,73 @@ class Table:
         """Return the drawing of consecutive states, NumPy arrays [T, ...]."""
         return make_scene(self.env, states, self.params)
 
-    def _num_kept(self) -> int:
-        """Return the number of states to draw: more than a trail for plots and whole paths."""
-        _, moment = jax.device_get(begin(self.game, jax.random.key(0)))
-        scene = self.scene(jax.tree.map(lambda leaf: np.stack([leaf] * 2), moment.state))
+    def _count_states(self) -> tuple[int, int]:
+        """Return how many states a history keeps: the last ones, for trails, and in all."""
+        game = self.with_players({role: next(iter(seats)) for role, seats in self.seats.items()})
+        state = jax.device_get(begin(game, jax.random.key(0))[1].state)
+        scene = self.scene(jax.tree.map(lambda leaf: np.stack([leaf] * 2), state))
+        recent = scene.trail_length + 1
         paths = any(isinstance(mark, Lines) and mark.window is not None for mark in scene.marks)
         if not (scene.plots or paths):
-            return scene.trail_length + 1
-        size = sum(np.size(leaf) for leaf in jax.tree.leaves(moment.state))
-        return max(scene.trail_length + 1, min(MOST_STATES, MOST_NUMBERS // max(1, size)))
+            return recent, recent + 2
+        size = sum(np.size(leaf) for leaf in jax.tree.leaves(state))
+        return recent, max(recent + 2, min(MOST_STATES, MOST_NUMBERS // max(1, size)))
 
-    def average(self, names: Mapping[str, str], agent: tuple[str, int]) -> float | None:
-        """Return an agent's mean return over 16 episodes of these players, once it is known.
+    def average(self, names: Mapping[str, str], agent: tuple[str, int]) -> tuple[float | None, int]:
+        """Return an agent's mean return over the evaluated episodes of these players.
 
-        The first call starts the evaluation in the background and returns None.
+        The first call starts the evaluation of 16 episodes in the background.
+
+        Args:
+            names: role -> name of its player.
+            agent: (group, index).
+
+        Returns:
+            (mean return, None before the end of the first episode; number of episodes).
         """
-        names_in_order = tuple(names[role.name] for role in self.roles)
-        if names_in_order not in self._averages:
-            game = self.with_players(names)
-            self._averages[names_in_order] = self._worker.submit(self._evaluate, game)
-        future = self._averages[names_in_order]
-        if not future.done() or future.exception():
-            return None
-        return future.result().get(agent)
+        order = tuple(names[role.name] for role in self.roles)
+        if order not in self._returns:
+            self._returns[order] = []
+            self._worker.submit(self._evaluate, self.with_players(names), self._returns[order])
+        returns = [float(episode[agent[0]][agent[1]]) for episode in self._returns[order]]
+        return (sum(returns) / len(returns) if returns else None), len(returns)
 
     def close(self) -> None:
-        """Cancel evaluations, after the current batch of episodes."""
+        """Cancel evaluations, after the current step."""
         self._is_closed = True
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _evaluate(self, game: Game) -> dict[tuple[str, int], float]:
-        """Return the mean return of every agent; empty if an episode does not end."""
-        assignments = {role.name: role.assignment for role in self.roles}
-        sums: dict[tuple[str, int], float] = dict.fromkeys(
-            [agent for assignment in assignments.values() for agent in assignment.agents], 0.0
-        )
-        for key in jax.random.split(jax.random.key(1), NUM_BATCHES):
+    def _evaluate(self, game: Game, returns: list[dict[str, np.ndarray]]) -> None:
+        """Add the returns of one episode, and queue the next behind those of other players."""
+        playing, moment = begin(game, jax.random.fold_in(jax.random.key(1), len(returns)))
+        watching = self.visitor(None, [], None)
+        for _ in range(MAX_STEPS):
             if self._is_closed:  # Python waits for this thread before it ends
-                return {}
-            try:
-                episodes = play_in_turns(
-                    game, assignments, key, BATCH, self.greedy, MAX_STEPS, None
-                )
-            except UnfinishedEpisodeError:
-                return {}
-            for name, assignment in assignments.items():
-                returns = episodes.agent_return[name].sum(axis=0) / (BATCH * NUM_BATCHES)
-                for agent, value in zip(assignment.agents, returns.tolist(), strict=True):
-                    sums[agent] += value
-        return sums
+                return
+            playing, moment = step(game, playing, watching, self.greedy)
+            if moment.over:
+                returns.append(jax.device_get(moment.returns))
+                if len(returns) < NUM_EPISODES:
+                    self._worker.submit(self._evaluate, game, returns)
+                return
 
 
 @jax.jit
 def begin(game: Game, key: jax.Array) -> tuple[tuple, Moment]:
-    """Start an episode; return (carry of `play_step`, first moment)."""
-    carry = game.reset(key[None])
-    return carry, _moment(game, carry, jnp.bool_(False))
+    """Start an episode; return ((next key, carry of `play_step`), first moment)."""
+    key, reset_key = jax.random.split(key)
+    carry = game.reset(reset_key[None])
+    return (key, carry), _moment(game, carry, jnp.bool_(False))
 
 
 @functools.partial(jax.jit, static_argnames="greedy")
-def step(
-    game: Game, carry: tuple, key: jax.Array, visitor: Visitor, greedy: bool
-) -> tuple[tuple, Moment]:
-    """Let the players and the visitor act, and step the environment."""
-    action_key, env_key = jax.random.split(key)
+def step(game: Game, playing: tuple, visitor: Visitor, greedy: bool) -> tuple[tuple, Moment]:
+    """Let the players and the visitor act, and step the environment; see `begin`."""
+    key, carry = playing
+    key, action_key, env_key = jax.random.split(key, 3)
     replace = functools.partial(take_over, game, carry[1].env_state, visitor)
     carry, *_, info = play_step(game, carry, action_key, env_key[None], greedy, replace)
-    return carry, _moment(game, carry, info["over"][0])
+    return (key, carry), _moment(game, carry, info["over"][0])
 
 
 def take_over(

@@ -14,7 +14,7 @@ from wdjax.drawing.frames import starts
 from wdjax.train import load_run, make_learner
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.live.match import PAUSE, History, Match
-from wdjax.train.live.table import Table, take_over
+from wdjax.train.live.table import NUM_EPISODES, Table, take_over
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -108,14 +108,17 @@ def test_an_episode_ends_with_a_result_and_the_next_one_starts(match):
 
 
 def test_the_average_is_the_mean_return_of_the_chosen_players(table):
-    names = {"tagger": "chase_nearest", "runner": "random"}
-    table.average(names, ("runner", 0))
-    table._averages["chase_nearest", "random"].result()
-    caught = table.average(names, ("runner", 0))
-    idle = {"tagger": "random", "runner": "flee_nearest"}
-    table.average(idle, ("runner", 0))
-    table._averages["random", "flee_nearest"].result()
-    assert caught < table.average(idle, ("runner", 0))
+    def average(tagger, runner):
+        end = time.monotonic() + 60
+        while True:
+            mean, count = table.average({"tagger": tagger, "runner": runner}, ("runner", 0))
+            assert (mean is None) == (count == 0)
+            if count == NUM_EPISODES:
+                return mean
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    assert average("chase_nearest", "random") < average("random", "flee_nearest")
 
 
 def test_choices_restart_the_episode(match):
@@ -124,7 +127,7 @@ def test_choices_restart_the_episode(match):
     status = header(match.frame())["live"]
     assert status["agent"] == ["tagger", 1]
     assert status["players"]["tagger"] == "chase_nearest"
-    assert match.history.count == 1
+    assert len(match.history.numbers) == 1
     match.receive('{"agent": null}')
     status = header(match.frame())["live"]
     assert (status["return"], status["keys"], status["active"]) == (None, [], False)
@@ -155,8 +158,8 @@ def test_a_turn_based_environment_waits_for_a_key(match, monkeypatch):
 
 MALFORMED = [
     b"{}", "", "{", "[]", "null", "1", '"keys"', "{}", '{"keys": [], "speed": 1}', '{"other": 1}',
-    '{"keys": null}', '{"keys": "ArrowUp"}', '{"keys": ["Enter"]}', '{"keys": [["ArrowUp"]]}',
-    '{"keys": ["ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp"]}', '{"point": [1]}',
+    '{"keys": null}', '{"keys": "ArrowUp"}', '{"keys": {}}', '{"keys": [["ArrowUp"]]}',
+    '{"drawn": 9}', '{"drawn": true}', '{"drawn": "1"}', '{"point": [1]}',
     '{"point": [1, NaN]}', '{"point": ["1", "2"]}', '{"point": {}}', '{"point": [1, Infinity]}',
     '{"agent": ["runner", 1]}', '{"agent": ["runner", -1]}', '{"agent": ["runner", true]}',
     '{"agent": ["runner", 0.0]}', '{"agent": ["none", 0]}', '{"agent": [["runner"], 0]}',
@@ -192,13 +195,19 @@ def test_105_agents_take_30_steps_per_second():
     assert min(seconds) < 1 / 30
 
 
-def test_history_keeps_the_last_states():
-    history = History(3)
-    for number in range(5):
+@pytest.mark.parametrize(("size", "count", "kept"), [
+    (12, 12, [*range(12)]),
+    (5, 100, [0, 97, 98, 99]),
+    (12, 41, [0, 8, 16, 24, 32, 38, 39, 40]),
+])  # fmt: skip
+def test_history_keeps_the_last_states_and_evenly_spaced_ones(size, count, kept):
+    history = History(3, size)
+    for number in range(count):
         history.append({"time": np.int32(number), "x": np.full(2, number, np.float32)})
-    np.testing.assert_array_equal(history.states["time"], [2, 3, 4])
-    assert history.states["x"].shape == (3, 2)
-    assert list(starts(history.states["time"])) == [0, 0, 0]
+    states = history.states
+    np.testing.assert_array_equal(states["time"], kept)
+    np.testing.assert_array_equal(states["x"][:, 1], kept)
+    assert list(starts(states["time"])) == [0] * len(kept)
 
 
 def test_an_environment_without_scene_is_refused(registry):

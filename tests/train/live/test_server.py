@@ -12,7 +12,7 @@ from browser import CHROMIUM, DRIVER, browser
 
 import wdjax
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
-from wdjax.train.live.match import Match
+from wdjax.train.live.match import MOST_AHEAD, Match
 from wdjax.train.live.server import FAILED, FULL, MALFORMED, MOST_PAGES, page, run_match
 
 pytest.importorskip("websockets", reason="websockets is not installed")
@@ -64,9 +64,16 @@ def status(frame):
     return header["live"] | {"time": header["captions"][-1]}
 
 
+def receive(connection):
+    """Return the status of the next frame, and confirm that it was drawn."""
+    shown = status(connection.recv(timeout=10))
+    connection.send(json.dumps({"drawn": shown["frame"]}))
+    return shown
+
+
 def frames_until(connection, condition, most=400):
     for _ in range(most):
-        shown = status(connection.recv(timeout=10))
+        shown = receive(connection)
         if condition(shown):
             return shown
     raise AssertionError("never")
@@ -119,7 +126,7 @@ def test_a_foreign_host_is_refused(server, host):
 
 @pytest.mark.parametrize("path", [
     "/../pyproject.toml", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/game/..", "/player.html",
-    "/?/../../etc/passwd", "/..%5c..%5cetc", "/index.html", "http://127.0.0.1/etc/passwd",
+    "/?/../../etc/passwd", "/..%5c..%5cetc", "/index.html", "http://127.0.0.1/etc/passwd", "//[",
 ])  # fmt: skip
 def test_no_path_leads_to_a_file(server, path):
     _, query = parts(server)
@@ -182,7 +189,7 @@ def test_two_pages_have_two_games(server):
         one.send('{"paused": true}')
         frames_until(one, lambda shown: shown["paused"])
         other.send('{"speed": 8}')
-        first = status(other.recv(timeout=10))["time"]
+        first = receive(other)["time"]
         frames_until(other, lambda shown: shown["time"] != first)
         with pytest.raises(TimeoutError):
             one.recv(timeout=0.2)
@@ -190,7 +197,7 @@ def test_two_pages_have_two_games(server):
         assert status(one.recv(timeout=10))["time"].startswith("step 0")
 
 
-@pytest.mark.parametrize("message", [b"\0\1", "{", '{"keys": ["Enter"]}', "[" * 3000])
+@pytest.mark.parametrize("message", [b"\0\1", "{", '{"keys": "Enter"}', "[" * 3000])
 def test_a_malformed_message_ends_its_game_only(server, message):
     with game(server) as good, game(server) as bad:
         bad.send(message)
@@ -219,7 +226,7 @@ class Flood:
     def recv(self, timeout):
         self.messages += 1
         assert self.messages < 100_000, "no step"
-        return '{"keys": []}'
+        return json.dumps({"drawn": self.frames})
 
     def send(self, frame):
         self.frames += 1
@@ -241,8 +248,9 @@ def test_games_are_limited_and_closed_pages_leave_room(server):
         for one in games:
             one.recv(timeout=10)
         with game(server) as late:
-            assert closed(late) == (FULL, f"{MOST_PAGES} games are open. Close another page.")
+            assert closed(late) == (FULL, f"{MOST_PAGES} games are open, close another page")
         games[0].close()
+        games[1].socket.sendall(b"\x81\xfe\x10")  # the start of a message
         games[1].socket.shutdown(socket.SHUT_RDWR)  # without a closing handshake
         wait_for_room(server, 2)
         with game(server) as next_one:
@@ -282,14 +290,25 @@ def test_the_server_listens_on_this_machine_and_tokens_differ(server, monkeypatc
         get(other, "/")
 
 
-def test_a_page_that_does_not_read_does_not_keep_the_server_open():
-    other = wdjax.play_live(CONFIG, fps=1000)
-    with game(other, max_queue=1) as one:
-        one.send('{"speed": 8}')
-        time.sleep(1)
+def test_a_game_waits_for_a_page_that_does_not_draw(server):
+    with game(server) as one, game(server) as other:
+        frames = [one.recv(timeout=10) for _ in range(MOST_AHEAD)]
+        with pytest.raises(TimeoutError):
+            one.recv(timeout=0.3)
+        frames_until(other, lambda shown: shown["frame"] > MOST_AHEAD)
+        one.send(json.dumps({"drawn": status(frames[-1])["frame"]}))
+        one.recv(timeout=10)
+
+
+def test_close_ends_open_games_at_once():
+    other = wdjax.play_live(CONFIG)
+    with game(other) as one, game(other, max_queue=1) as unread:
+        unread.send('{"speed": 8}')
+        receive(one)
         before = time.monotonic()
         other.close()
-        assert time.monotonic() - before < 10
+        assert time.monotonic() - before < 3
+        assert closed(one)[0] == 1001
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
