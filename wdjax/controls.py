@@ -92,8 +92,7 @@ def default_controls(space: Discrete | MultiDiscrete | Box) -> Controls:
             for bound in (space.low, space.high)
         )
         ends = [
-            (a if a > -1e6 else -1.0, b if b < 1e6 else 1.0)
-            for a, b in zip(low, high, strict=True)
+            (a if a > -1e6 else -1.0, b if b < 1e6 else 1.0) for a, b in zip(low, high, strict=True)
         ]
         return Controls(_arrows(ends), np.clip(0.0, low, high).tolist())
     sizes = list(space.nvec)

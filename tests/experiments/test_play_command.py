@@ -12,8 +12,6 @@ from wdjax.experiments.cli import main
 from wdjax.experiments.commands import play as command
 from wdjax.signals import STOPPED
 
-pytest.importorskip("websockets", reason="websockets is not installed")
-
 
 class Served:
     url, events = "http://127.0.0.1:1/?token=x", ()

@@ -2,22 +2,22 @@
 
 import contextlib
 import http.client
+import http.server
 import json
 import socket
+import threading
 import time
 from urllib.parse import urlsplit
 
 import pytest
-from browser import CHROMIUM, DRIVER, browser
+from browser import browser, in_a_browser
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 import wdjax
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
 from wdjax.train.live.match import MOST_AHEAD, Match
 from wdjax.train.live.server import FAILED, FULL, MALFORMED, MOST_PAGES, page, run_match
-
-pytest.importorskip("websockets", reason="websockets is not installed")
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import connect
 
 CONFIG = TrainConfig(
     env="tag_gridworld",
@@ -324,45 +324,85 @@ def test_invalid_arguments_raise(arguments, error, words):
 
 # --- in a browser ---
 
+CHOOSE = "const s = document.querySelector('{}'); s.value = '{}'; s.onchange({{target: s}})"
+# the cell of the visitor's runner
+PLACE = """const m = page.marks.find(m => m.group == 'runner');
+const [x, y] = [m.x, m.y].map(array => Math.round(get(array, state.frame, 0))); return """
+# the position of a cell in the window, and of the middle of a button
+CELL = """const b = by('world').getBoundingClientRect();
+return [b.left + view.left + ({} - view.box[0]) * view.sx,
+        b.top + view.top + (view.box[3] - {}) * view.sy]"""
+BUTTON = """const b = document.querySelector('#keys [data-key={}]').getBoundingClientRect();
+return [b.left + b.width / 2, b.top + b.height / 2]"""
+
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed")
+@in_a_browser
 @pytest.mark.parametrize(("dark", "width"), [(False, 1200), (True, 400)])
 def test_a_visitor_plays_in_a_browser(server, tmp_path, dark, width):
     with browser(tmp_path / "profile", dark=dark, size=(width, 800)) as page:
         page.show(server.url)
         page.wait_for("return state.ready")
-        assert page.run("return document.documentElement.dataset.theme") == (
-            "dark" if dark else "light"
-        )
-        page.run("by('group').value = 'runner'; by('group').onchange({target: by('group')})")
-        page.wait_for("return live.status.agent && live.status.agent[0] == 'runner'")
-        page.run("const s = document.querySelector('[data-role=tagger]'); s.value = 'random';"
-                 "s.onchange({target: s})")  # fmt: skip
+        theme = page.run("return document.documentElement.dataset.theme")
+        assert theme == ("dark" if dark else "light")
+        page.run(CHOOSE.format("#group", "runner"))
+        page.wait_for("return live.status.agent[0] == 'runner'")
+        page.run(CHOOSE.format("[data-role=tagger]", "random"))
         page.wait_for("return live.status.players.tagger == 'random'")
-        page.run("by('speed').value = 0.25; by('speed').onchange({target: by('speed')})")
-        where = (
-            "const m = page.marks.find(m => m.group == 'runner');"
-            "return [Math.round(get(m.x, state.frame, 0)), Math.round(get(m.y, state.frame, 0))]"
-        )
-        assert page.run(f"{where.replace('return', 'const p =')}; return p.length") == 2
-        for name in ("ArrowLeft", "ArrowDown"):  # into the corner
-            page.key(name, "keyDown")
-            page.wait_for(f"{where.replace('return', 'const p =')};"
-                          f"return p[{int(name == 'ArrowDown')}] == 0")  # fmt: skip
-            page.key(name, "keyUp")
+        page.run(CHOOSE.format("#speed", "0.25"))
+        for key, place in (("ArrowLeft", "x == 0"), ("ArrowDown", "y == 0")):
+            page.key(key, "keyDown")
+            page.wait_for(PLACE + place)
+            page.key(key, "keyUp")
         page.wait_for("return !live.keys.length")
-        button = "document.querySelector('#keys [data-key=ArrowRight]')"
-        page.run(f"{button}.setPointerCapture = () => {{}}; {button}.onpointerdown("
-                 "{preventDefault() {}, pointerId: 1})")  # fmt: skip
-        page.wait_for(f"{where.replace('return', 'const p =')}; return p[0] > 2")
-        page.run(f"{button}.onpointerup()")
+        page.touch(page.run(BUTTON.format("ArrowRight")))
+        page.wait_for(PLACE + "x > 2")
+        page.touch()
+        page.wait_for("return !live.keys.length")
+        corner = page.run(CELL.format(0, 9))
+        page.mouse("mousePressed", *corner)
+        page.wait_for(PLACE + "x == 0 && y > 2")
+        page.mouse("mouseReleased", *corner)
+        page.wait_for("return !live.point")
         page.wait_for("return by('results').textContent.startsWith('Last episodes')", 60)
-        assert page.run("return live.status.results.length") >= 1
-        page.run("by('play').click()")
-        page.wait_for("return live.status.paused")
+        page.wait_for("return by('score').textContent.includes('(16 episodes)')", 60)
+        for pressed in (True, False):
+            page.key(" ", "keyDown")
+            page.wait_for(f"return live.status.paused == {str(pressed).lower()}")
+        page.run("by('again').click()")
+        page.wait_for("return by('caption').textContent.startsWith('step 0')")
         assert page.run("return document.documentElement.scrollWidth") <= width
         assert page.errors() == []
-        page.picture(tmp_path / "page.png")
     with game(server) as one:  # the server still runs
-        one.recv(timeout=10)
+        receive(one)
+
+
+class Notebook(http.server.BaseHTTPRequestHandler):
+    """A page of another server that contains the game."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(self.server.game._repr_html_().encode())
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_a_click_in_a_notebook_gives_keys_to_the_game(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(Notebook, "log_message", lambda *_: None)
+    with (
+        http.server.HTTPServer(("127.0.0.1", 0), Notebook) as notebook,
+        browser(tmp_path / "profile") as page,
+    ):
+        notebook.game = server
+        threading.Thread(target=notebook.serve_forever, daemon=True).start()
+        page.show(f"http://localhost:{notebook.server_port}/")
+        page.ask("/frame", {"id": 0})
+        page.wait_for("return state.ready")
+        x, y = page.run(CELL.format(5, 5))
+        page.mouse("mousePressed", x + 8, y + 8)  # the page has a margin
+        page.mouse("mouseReleased", x + 8, y + 8)
+        page.key("ArrowUp", "keyDown")
+        page.wait_for("return live.keys[0] == 'ArrowUp'")
+        notebook.shutdown()
