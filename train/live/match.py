@@ -212,7 +212,7 @@ class History:
 
     def __init__(self, recent: int, size: int):
         self.recent, self.size = recent, size
-        self.numbers: list[int] = []  # of the kept states, from 0 at the reset
+        self.numbers: list[int] = []  # step of each kept state
         self.spacing = 1
         self.arrays: Any = None
 
@@ -233,7 +233,7 @@ class History:
         self.numbers.append(self.numbers[-1] + 1 if self.numbers else 0)
 
     def _thin(self) -> None:
-        """Keep the last states, and of the others those at multiples of the spacing."""
+        """Keep the last states, and each older one at a multiple of the spacing."""
         numbers = np.array(self.numbers)
         is_recent = numbers > numbers[-1] + 1 - self.recent
         while np.sum(kept := is_recent | (numbers % self.spacing == 0)) > self.size - 2:

@@ -91,7 +91,7 @@ class Table:
         self.can_steer = type(self.env).steer is not Env.steer
         self.num_recent, self.num_kept = self._count_states()
         self._is_closed = False
-        self._returns: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}  # of each episode
+        self._returns: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}  # by episode
         self._worker = ThreadPoolExecutor(1, "wdjax-average")
 
     @property
@@ -167,7 +167,7 @@ class Table:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _evaluate(self, game: Game, returns: list[dict[str, np.ndarray]]) -> None:
-        """Add the returns of one episode, and queue the next behind those of other players."""
+        """Add the returns of one episode, and queue the next one after other evaluations."""
         playing, moment = begin(game, jax.random.fold_in(jax.random.key(1), len(returns)))
         watching = self.visitor(None, [], None)
         for _ in range(MAX_STEPS):
