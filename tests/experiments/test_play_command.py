@@ -7,6 +7,7 @@ import sys
 import urllib.request
 
 import pytest
+from websockets.sync.client import connect
 
 from wdjax.experiments.cli import main
 from wdjax.experiments.commands import play as command
@@ -50,7 +51,7 @@ def test_play_without_websockets_names_the_extra(monkeypatch, capsys, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_ends_a_server_in_use(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "wdjax.experiments.cli", "play", "cartpole_ppo"],
+        [sys.executable, "-m", "wdjax.experiments.cli", "play", "continuous_mountain_car_ddpg"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -58,8 +59,11 @@ def test_ctrl_c_ends_a_server_in_use(tmp_path):
         url = next(found[0] for line in lines if (found := re.search(r"http\S+", line)))
         with urllib.request.urlopen(url, timeout=30) as page:
             assert b"live.socket" in page.read()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        address = url.replace("http", "ws").replace("/?", "/game?")
+        with connect(address, origin=url.split("/?")[0]) as game:
+            game.recv(timeout=10)  # the evaluation of its average has started
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=8)
     finally:
         process.kill()
     assert (process.returncode, errors) == (STOPPED, "")

@@ -187,9 +187,6 @@ class Match:
     def _set_paused(self, paused: Any) -> None:
         self.is_paused = paused is True
 
-    def _restart(self, _: Any) -> None:
-        self.restart()
-
     MESSAGES: ClassVar[dict[str, Callable[["Match", Any], None]]] = {
         "drawn": _set_drawn,
         "keys": _set_keys,
@@ -198,7 +195,7 @@ class Match:
         "player": _set_player,
         "speed": _set_speed,
         "paused": _set_paused,
-        "restart": _restart,
+        "restart": lambda self, _: self.restart(),
     }
 
 

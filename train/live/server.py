@@ -93,10 +93,9 @@ def play_live(
     require(fps is None or 0 < fps <= 1_000, "fps", fps, "above 0 and at most 1000")
     learner, state = _load(run, trust)
     table = Table(learner, state, greedy)
-    server = LiveServer(table, learner.env.frames_per_second if fps is None else fps, seed)
-    Match(table, server.fps, seed).step()  # compiles
-    server.start(serve, port)
-    return server
+    fps = learner.env.frames_per_second if fps is None else fps
+    Match(table, fps, seed).step()  # compiles
+    return LiveServer(table, fps, seed, serve, port)
 
 
 def _load(run: Run, trust: Collection[str]) -> tuple[Learner, TrainState | None]:
@@ -115,32 +114,23 @@ def _load(run: Run, trust: Collection[str]) -> tuple[Learner, TrainState | None]
 
 
 class LiveServer:
-    """The page of `play_live` and its games.
+    """The page of `play_live` and its games. It starts at once, in a thread.
+
+    Args:
+        table: the environment and its players.
+        fps: steps per second at speed 1.
+        seed: of the first game; each further one has the next seed.
+        serve: `websockets.sync.server.serve`.
+        port: port; 0: any free port.
 
     Attributes:
         url: address of the page, with the token.
     """
 
-    def __init__(self, table: Table, fps: float, seed: int):
+    def __init__(self, table: Table, fps: float, seed: int, serve: Any, port: int):
         self.table, self.fps = table, fps
         self._token, self._seeds = secrets.token_urlsafe(24), itertools.count(seed)
         self._free = threading.BoundedSemaphore(MOST_PAGES)
-        self._server: Any = None
-        self.url = ""
-
-    def __repr__(self) -> str:
-        return f"LiveServer({self.url})"
-
-    def _repr_html_(self) -> str:
-        return IFRAME.format(self.url)
-
-    def start(self, serve: Any, port: int) -> None:
-        """Listen in a thread.
-
-        Args:
-            serve: `websockets.sync.server.serve`.
-            port: port; 0: any free port.
-        """
         logger = logging.getLogger("wdjax.live")  # visitors see errors; attacks are no news
         logger.setLevel(logging.CRITICAL + 1)
         self._server = serve(
@@ -152,6 +142,12 @@ class LiveServer:
         self.url = f"http://{HOST}:{port}/?token={self._token}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"LiveServer({self.url})"
+
+    def _repr_html_(self) -> str:
+        return IFRAME.format(self.url)
 
     def wait(self) -> None:
         """Wait until the server is closed, or for Ctrl-C."""

@@ -72,6 +72,7 @@ class Table:
         params = setup.env_params if state is None else state.env_params
         like: Any = state or learner.shapes
         self.env, self.greedy, self.params = setup.env, greedy, jax.device_get(params)
+        self.sizes = group_sizes(self.env)  # group -> number of agents
         self.roles = roles_of(setup)
         trained = [] if state is None else [Player(TRAINED, learner, state)]
         others = [as_player(setup, name) for name in (*setup.env.scripts, RANDOM)]
@@ -94,21 +95,16 @@ class Table:
         self._returns: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}  # by episode
         self._worker = ThreadPoolExecutor(1, "wdjax-average")
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Group -> number of agents."""
-        return group_sizes(self.env)
-
     def role_of(self, agent: tuple[str, int]) -> str:
         """Return the name of the role of an agent (group, index)."""
         return next(role.name for role in self.roles if agent in role.assignment.agents)
 
     def with_players(self, names: Mapping[str, str]) -> Game:
         """Return the game in which these players act, role -> name."""
-        which = []
-        for seats, cast in zip(self.seats.items(), self.game.casts, strict=True):
-            role, candidates = seats
-            which.append(cast.index(candidates[names[role]].actor))
+        which = [
+            cast.index(seats[names[role]].actor)
+            for (role, seats), cast in zip(self.seats.items(), self.game.casts, strict=True)
+        ]
         return self.game.replace(which=which)  # type: ignore[attr-defined]  # of flax.struct
 
     def visitor(

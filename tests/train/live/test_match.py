@@ -75,6 +75,26 @@ def test_a_key_released_before_the_step_counts_once(match):
     assert place(match) == (x + way, y)
 
 
+def test_keys_that_the_agent_does_not_have_are_ignored(match):
+    x, y = place(match)
+    key, way = ("ArrowRight", 1) if x < 4 else ("ArrowLeft", -1)
+    match.receive(json.dumps({"keys": ["x", key, "y"]}))
+    match.step()
+    assert place(match) == (x + way, y)
+
+
+def test_keys_pressed_before_an_episode_or_in_a_pause_do_not_count(match):
+    match.receive('{"keys": ["ArrowUp"]}')
+    match.receive('{"keys": []}')
+    match.restart()
+    match.receive('{"paused": true}')
+    match.receive('{"keys": ["ArrowRight"]}')
+    match.receive('{"keys": []}')
+    before = place(match)
+    match.step()
+    assert place(match) == before
+
+
 def test_the_pointer_replaces_the_keys(match):
     x, y = place(match)
     match.receive(json.dumps({"point": [0.0, float(y)]}))
