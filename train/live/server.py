@@ -191,11 +191,16 @@ class LiveServer:
         except ConnectionClosed:
             pass
         except ValueError as error:
-            connection.close(MALFORMED, one_line(error)[:100])
+            connection.close(MALFORMED, _reason(one_line(error)))
         except Exception as error:  # of any type: it may be the environment's code
-            connection.close(FAILED, f"{type(error).__name__}: {one_line(error)}"[:100])
+            connection.close(FAILED, _reason(f"{type(error).__name__}: {one_line(error)}"))
         finally:
             self._free.release()
+
+
+def _reason(text: str) -> str:
+    """Return the start of a text that fits into a closing frame, which has 123 bytes for it."""
+    return text.encode("utf8", "replace")[:123].decode("utf8", "ignore")
 
 
 def run_match(connection: Any, match: Match) -> None:

@@ -197,7 +197,10 @@ def test_two_pages_have_two_games(server):
         assert status(one.recv(timeout=10))["time"].startswith("step 0")
 
 
-@pytest.mark.parametrize("message", [b"\0\1", "{", '{"keys": "Enter"}', "[" * 3000])
+@pytest.mark.parametrize("message", [
+    b"\0\1", "{", '{"keys": "Enter"}', "[" * 3000, f'{{"agent": ["{"é" * 200}", 0]}}',
+    '{"agent": ["\\ud800", 0]}',
+])  # fmt: skip
 def test_a_malformed_message_ends_its_game_only(server, message):
     with game(server) as good, game(server) as bad:
         bad.send(message)
