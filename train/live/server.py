@@ -119,7 +119,7 @@ class LiveServer:
     Args:
         table: the environment and its players.
         fps: steps per second at speed 1.
-        seed: of the first game; each further one has the next seed.
+        seed: first seed; each further game has the next one.
         serve: `websockets.sync.server.serve`.
         port: port; 0: any free port.
 
