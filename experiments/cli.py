@@ -49,6 +49,8 @@ usage: wdjax COMMAND ...
       print a cross-play matrix: runs, random, scripts
   wdjax render RUN [--output FILE] [--npz FILE]
       save one episode: GIF, player (.html), SVG, arrays
+  wdjax play RUN [--open] [--port PORT]
+      control one agent in a browser, against trained policies, scripts or random play
   wdjax report RUN [RUN ...] [--output FILE]
       write one page: curves, cross-play, a player
   wdjax export RUN [--policies NAME ...] [--output DIR]
@@ -73,6 +75,7 @@ COMMANDS = {
     "eval": "wdjax.experiments.commands.players:evaluate",
     "export": "wdjax.experiments.commands.players:export",
     "render": "wdjax.experiments.commands.players:render",
+    "play": "wdjax.experiments.commands.play:play",
     "report": "wdjax.experiments.commands.report:report",
     "bench": "wdjax.experiments.benchmarks.suite:bench",
     "diff": "wdjax.experiments.commands.diff:diff",
@@ -83,7 +86,7 @@ COMMANDS = {
 # Frequent guesses of commands -> hint.
 HINTS = {
     "resume": "use wdjax train PRESET --resume", "evaluate": "did you mean 'eval'?",
-    "play": "did you mean 'render'?", "search": "use wdjax sweep PRESET --search N",
+    "search": "use wdjax sweep PRESET --search N",
     "version": "use wdjax --version",
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -10,7 +11,13 @@ import time
 import urllib.error
 import urllib.request
 
+import pytest
+
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+NOT_INSTALLED = "chromium and chromedriver are not installed"
+in_a_browser = pytest.mark.skipif(  # .ci/run sets NEEDS_BROWSER: the tests then fail instead
+    not (CHROMIUM and DRIVER) and "NEEDS_BROWSER" not in os.environ, reason=NOT_INSTALLED
+)
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -59,8 +66,25 @@ class Browser:
         return self.ask("/goog/cdp/execute", {"cmd": name, "params": params})
 
     def show(self, path):
-        """Open a file and wait until it is loaded."""
-        self.ask("/url", {"url": path.resolve().as_uri()})
+        """Open a file or an address and wait until it is loaded."""
+        self.ask("/url", {"url": path if isinstance(path, str) else path.resolve().as_uri()})
+
+    def key(self, name, kind):
+        """Press (keyDown) or release (keyUp) a key."""
+        self.command("Input.dispatchKeyEvent", {"type": kind, "key": name, "code": name})
+
+    def touch(self, *places):
+        """Touch the page at places (x, y), in CSS pixels; without a place, release it."""
+        points = [{"x": x, "y": y} for x, y in places]
+        kind = "touchStart" if points else "touchEnd"
+        self.command("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def mouse(self, kind, x, y):
+        """Press (mousePressed), move (mouseMoved) or release (mouseReleased) the left button."""
+        self.command(
+            "Input.dispatchMouseEvent",
+            {"type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1},
+        )
 
     def run(self, script):
         """Return the result of a script."""
@@ -84,6 +108,7 @@ class Browser:
 @contextlib.contextmanager
 def browser(folder, **options):
     """Start a browser with a new profile, and end it after the block."""
+    assert None not in (CHROMIUM, DRIVER), NOT_INSTALLED
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -30,7 +30,7 @@ PARTS = {
     ],
     "notebooks": ["experiments/notebooks/*.md"],
     "presets": ["experiments/configs/*.yaml"],
-    "player": ["wdjax/drawing/player.html"],
+    "player": ["wdjax/drawing/player.html", "wdjax/drawing/live.html"],
     "wdjax": ["wdjax/**/*.py"],
     "envs": ["envs/**/*.py", "envs/**/*.yaml"],
     "examples": ["experiments/examples/*.py"],

@@ -11,7 +11,7 @@ import zlib
 import jax
 import numpy as np
 import pytest
-from browser import CHROMIUM, DRIVER, browser
+from browser import browser, in_a_browser
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -511,12 +511,6 @@ def test_plots_grow_with_the_frame():
 
 
 # --- in a browser ---
-
-
-in_a_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="chromium and chromedriver are not installed",
-)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 
 from wdjax.experiments.cli import COMMANDS
 from wdjax.experiments.commands.arguments import parse
+from wdjax.experiments.commands.play import PlayArguments
 from wdjax.experiments.commands.players import EvalArguments, ExportArguments, RenderArguments
 from wdjax.experiments.commands.report import ReportArguments
 from wdjax.experiments.commands.sweep import SweepArguments, collect
@@ -24,6 +25,7 @@ from wdjax.train import load_config
 READ = {
     "eval": EvalArguments,
     "render": RenderArguments,
+    "play": PlayArguments,
     "report": ReportArguments,
     "export": ExportArguments,
 }

@@ -13,11 +13,13 @@ HOUSE = (
     "envs vector rendering",
     "arguments stepping",
     "env signals progress",
+    "controls",
     "spaces neighbors replicas branches named drawing console yaml_reader",
     "cells",
     "searching kernels checks files lazy metric_names overrides tables version",
 )
 TRAIN = (
+    "live",
     "trainer load population",
     "evaluation host",
     "learner",

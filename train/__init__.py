@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wdjax.train.learner.bad_numbers import describe_bad_numbers
     from wdjax.train.learner.learner import Learner, make_learner
     from wdjax.train.learner.saved import list_references
+    from wdjax.train.live.server import play_live
     from wdjax.train.load import (
         change_config,
         list_presets,
@@ -57,9 +58,10 @@ __all__ = [
     "compile_run", "complete_env_params", "connect", "cross_play", "custom_modules",
     "describe_bad_numbers", "evaluate", "export_policy", "find_algorithm", "gae", "list_presets",
     "list_references", "load_config", "load_policy", "load_run", "make_deterministic",
-    "make_learner", "plain_config", "preset_path", "read_config", "read_metrics", "record_episode",
-    "register_algorithm", "register_encoder", "register_memory", "sample_blocks", "save_curves",
-    "save_episode", "save_run", "statistics", "traced", "trained_policy", "with_hypers",
+    "make_learner", "plain_config", "play_live", "preset_path", "read_config", "read_metrics",
+    "record_episode", "register_algorithm", "register_encoder", "register_memory", "sample_blocks",
+    "save_curves", "save_episode", "save_run", "statistics", "traced", "trained_policy",
+    "with_hypers",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

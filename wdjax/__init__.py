@@ -21,17 +21,20 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "envs")):
 
 if TYPE_CHECKING:
     from wdjax import adapters, drawing, envs, experiments, train
+    from wdjax.controls import Controls
     from wdjax.env import Env
     from wdjax.env_checker import EnvCheckError, check_env
     from wdjax.envs import list_envs, make, register
     from wdjax.playing import PlayState, Transition, play, start_play
     from wdjax.rendering import render
     from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
+    from wdjax.train.live.server import play_live
     from wdjax.train.load import load_policy
     from wdjax.vector import ResetPool, VectorEnv, VectorState, vectorize
 
 __all__ = [
     "Box",
+    "Controls",
     "Dict",
     "Discrete",
     "Env",
@@ -51,6 +54,7 @@ __all__ = [
     "load_policy",
     "make",
     "play",
+    "play_live",
     "register",
     "render",
     "start_play",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import jax
 import numpy as np
 
+from wdjax.controls import Controls, default_controls
 from wdjax.spaces import Dict, Space, agent_axes, require_structure, space_rows
 from wdjax.tables import html_table
 
@@ -230,6 +231,26 @@ class Env(abc.ABC):
         raise NotImplementedError(
             f"{type(self).__name__} has no drawing. Implement the method scene(states, params)."
         )
+
+    def controls(self, group: str, params: Any) -> Controls:
+        """Return the keys that control an agent of a group in `wdjax play`; params are concrete.
+
+        The default fits any space: see `wdjax.controls.default_controls`.
+        """
+        space: Any = self.action_space(params)
+        return default_controls(space[group].single if self.groups else space)
+
+    def steer(self, state: Any, group: str, agent: Any, point: Any, params: Any) -> Any:
+        """Return the action of one agent towards a point of the picture, for `wdjax play`.
+
+        Args:
+            state: of one replica.
+            group: group of the agent; "agent" without groups.
+            agent: index in the group, () int32.
+            point: (x, y) of the held pointer in units of `Scene.extent`, [2] float32.
+            params: of one replica.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no steer")
 
     def draw(self, axes: "Axes", state: Any, params: Any, history: Any = None) -> None:
         """Draw one state onto empty matplotlib axes.

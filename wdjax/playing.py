@@ -116,6 +116,9 @@ def play(
 ) -> tuple[PlayState, Any, Any]:
     """Run a policy for `num_steps` in every replica.
 
+    To control an agent yourself, in a browser, use `wdjax.play_live` or the command `wdjax play`
+    (docs/how_to/play.md).
+
     Args:
         env: the environment of one replica.
         params: environment params. Concrete numbers give a faster kernel than traced ones.

@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require_finite, require_positive
+from wdjax.controls import Controls
 from wdjax.env import drawn_by
 from wdjax.envs.classic_control.game import ClassicControl
 from wdjax.spaces import Box, Discrete
@@ -124,3 +125,7 @@ class CartPole(ClassicControl[State]):
 
     def action_space(self, params: Params) -> Discrete:
         return Discrete(2)
+
+    def controls(self, group: str, params: Params) -> Controls:
+        """Return the default controls, slow enough for a person."""
+        return dataclasses.replace(super().controls(group, params), speed=0.2)

@@ -15,6 +15,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import require, require_bool, require_finite, require_known, require_positive
+from wdjax.controls import Controls
 from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.reaction.surfaces import OWN_TABLE, SHARE_OF_BARRIER, SURFACES, Table, load_table
 from wdjax.spaces import Box, Discrete, MultiDiscrete
@@ -279,6 +280,18 @@ class ReactionPath(Env):
     def observation_space(self, params: Params) -> Box:
         n = self.num_atoms
         return Box(0.0, np.array([1.0] * 3 * n + [np.inf] * n, np.float32), (4 * n,))
+
+    def controls(self, group: str, params: Params) -> Controls:
+        """Return controls: one key per move, and for a second atom letters; each key is a step."""
+        moves = [("ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "PageUp", "PageDown")]
+        if self.num_atoms == 1:
+            keys = {key: {0: i} for i, key in enumerate(moves[0])}
+            return Controls(keys, (0,), turn_based=True)
+        moves += [("d", "a", "w", "s", "e", "q")]
+        keys = {
+            key: {0: atom, 1: i} for atom, names in enumerate(moves) for i, key in enumerate(names)
+        }
+        return Controls(keys, (0, 0), turn_based=True)
 
     scene = drawn_by("wdjax.envs.reaction.drawing:path_scene")
 

@@ -27,15 +27,8 @@ from wdjax.checks import (
     require_positive,
 )
 from wdjax.env import drawn_by, require_action
-from wdjax.envs.tag.game import (
-    CHUNK,
-    Arrays,
-    Tag,
-    count_by,
-    distance_between,
-    level,
-    wrap,
-)
+from wdjax.envs.tag.controls import plane_controls, steer_in_plane
+from wdjax.envs.tag.game import CHUNK, Arrays, Tag, count_by, distance_between, level, wrap
 from wdjax.envs.tag.observation import observe, split_observation
 from wdjax.envs.tag.scripted import chase_in_plane, flee_in_plane
 from wdjax.spaces import Box, Dict, MultiDiscrete
@@ -397,3 +390,4 @@ class TagContinuous(Tag):
         return Dict({group: space.batch(num) for group, num in self.groups.items()})
 
     scene = drawn_by("wdjax.envs.tag.drawing:continuous_scene")
+    controls, steer = plane_controls, steer_in_plane

@@ -23,6 +23,7 @@ from wdjax.checks import (
     require_positive,
 )
 from wdjax.env import drawn_by, require_action
+from wdjax.envs.tag.controls import grid_controls, steer_on_grid
 from wdjax.envs.tag.game import X_STEPS, Y_STEPS, Arrays, Tag
 from wdjax.envs.tag.scripted import chase_on_grid, flee_on_grid
 from wdjax.spaces import Box, Dict, Discrete
@@ -241,6 +242,7 @@ class TagGridworld(Tag):
         return Dict({group: Discrete(5).batch(num) for group, num in self.groups.items()})
 
     scene = drawn_by("wdjax.envs.tag.drawing:gridworld_scene")
+    controls, steer = grid_controls, steer_on_grid
 
 
 def is_tagged(state: State) -> jax.Array:

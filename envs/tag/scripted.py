@@ -19,14 +19,14 @@ def chase_in_plane(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Arr
     """Return actions [num_taggers, 2] int32 that steer each tagger to the nearest active runner."""
     taggers, runners = _taggers_and_runners(env)
     dx, dy = _to_nearest(state, taggers, runners)
-    return _head_for(env, state, params, taggers, jnp.arctan2(dy, dx), jnp.hypot(dx, dy))
+    return head_for(env, state, params, taggers, jnp.arctan2(dy, dx), jnp.hypot(dx, dy))
 
 
 def flee_in_plane(env: Any, state: Any, params: Any, key: jax.Array) -> jax.Array:
     """Return actions [num_runners, 2] int32: away from the nearest tagger, at full speed."""
     taggers, runners = _taggers_and_runners(env)
     dx, dy = _to_nearest(state, runners, taggers)
-    return _head_for(
+    return head_for(
         env, state, params, runners, jnp.arctan2(-dy, -dx), jnp.full(env.num_runners, jnp.inf)
     )
 
@@ -45,7 +45,7 @@ def _to_nearest(state: Any, agents: slice, targets: slice) -> tuple[jax.Array, j
     return dx, dy
 
 
-def _head_for(
+def head_for(
     env: Any, state: Any, params: Any, agents: slice, angle: jax.Array, speed: jax.Array
 ) -> jax.Array:
     """Return the action levels [n, 2] int32 that best match a target direction and speed.

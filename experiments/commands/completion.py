@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from wdjax.experiments.commands.help import panels_by_tyro
+from wdjax.experiments.commands.play import PlayArguments
 from wdjax.experiments.commands.players import EvalArguments, ExportArguments, RenderArguments
 from wdjax.experiments.commands.report import ReportArguments
 from wdjax.experiments.commands.sweep import SweepArguments
@@ -26,7 +27,7 @@ complete -o default -F _wdjax wdjax"""
 
 CLASSES = {
     "sweep": SweepArguments, "eval": EvalArguments, "render": RenderArguments,
-    "report": ReportArguments, "export": ExportArguments,
+    "play": PlayArguments, "report": ReportArguments, "export": ExportArguments,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from browser import CHROMIUM, DRIVER, browser
+from browser import browser, in_a_browser
 from rich.table import Table
 
 from wdjax.experiments.cli import main
@@ -190,10 +190,7 @@ def test_bad_input_of_report_is_one_sentence(tmp_path, capsys, arguments, words)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="chromium and chromedriver are not installed: nothing shows the page",
-)
+@in_a_browser
 def test_the_page_in_a_browser(tmp_path):
     runs = [str(tmp_path / f"run{seed}") for seed in range(2)]
     small = {

@@ -6,7 +6,7 @@ groups has one role per group.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -335,7 +335,12 @@ def make_game(
 
 
 def play_step(
-    game: Game, carry: tuple, action_key: jax.Array, env_keys: jax.Array, greedy: bool
+    game: Game,
+    carry: tuple,
+    action_key: jax.Array,
+    env_keys: jax.Array,
+    greedy: bool,
+    replace: Callable[[dict[str, jax.Array]], dict[str, jax.Array]] = lambda actions: actions,
 ) -> tuple:
     """Let every role act and step all replicas, without resets.
 
@@ -346,6 +351,8 @@ def play_step(
         action_key: key of all actions.
         env_keys: [N].
         greedy: whether to take the most likely actions.
+        replace: function of the actions by group, [N, n_group, ...], that returns the actions to
+            take, for example with the action of a person.
 
     Returns:
         (carry, action, reward, terminated, truncated, info), as `step_replicas` returns them.
@@ -360,7 +367,7 @@ def play_step(
         actions[str(i)], carry = jax.lax.switch(game.which[i], branches, carries[i], shared)
         carries_after.append(carry)
     assignments = {str(i): cast[0].policy.assignment for i, cast in enumerate(game.casts)}
-    action, params = from_groups(game.env, scatter(assignments, actions)), game.env_params
+    action, params = from_groups(game.env, replace(scatter(assignments, actions))), game.env_params
     steps = [step_replicas(view, env_keys, replicas, action, params) for view in game.views]
     _, replicas, *outcome = steps[0]  # views differ in obs only; XLA computes the rest once
     _, *flags, _ = outcome

@@ -61,46 +61,57 @@ class Player:
 
     def to_html(self) -> str:
         """Return the player as an HTML page."""
-        packer, scene = Packer(), self.scene
-        observations = {
-            group: obs
-            for group, obs in scene.obs.items()
-            if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)
-        }
-        stride = max(1, -(-sum(map(np.size, observations.values())) // OBS_BYTES))
-        page = {
-            "frames": scene.num_frames,
-            "fps": float(self.fps),
-            "captions": scene.captions,
-            "starts": starts(scene.time).tolist(),
-            "extent": scene.extent,
-            "axes": scene.axes,
-            "equal": scene.equal,
-            "labels": [scene.xlabel, scene.ylabel],
-            "trail": scene.trail_length,
-            "colors": COLORS,
-            "limits": {
-                "crowd": CROWD,
-                "segments": SEGMENTS,
-                "opacity": TRAIL_OPACITY,
-                "width": TRAIL_WIDTH,
-                "written": WRITTEN,
-                "dots": DOTS,
-                "radius": DOT_RADIUS,
-                "zoom": ZOOM,
-            },
-            "marks": [_pack_mark(packer, mark) for mark in scene.marks],
-            "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
-            "obs": {group: _pack_obs(packer, obs, stride) for group, obs in observations.items()},
-        }
-        header = json.dumps(page, allow_nan=False).encode()
-        content = len(header).to_bytes(4, "little") + header + b"".join(packer.parts)
-        data = base64.b64encode(zlib.compress(content, 9)).decode()
+        data = base64.b64encode(zlib.compress(pack_scene(self.scene, self.fps), 9)).decode()
         template = importlib.resources.files("wdjax.drawing").joinpath("player.html")
         return template.read_text(encoding="utf8").replace("EPISODE_DATA", data)
 
     def _repr_html_(self) -> str:
         return IFRAME.format(html.escape(self.to_html()), 640)
+
+
+def pack_scene(scene: Scene, fps: float, **more: Any) -> bytes:
+    """Return what the page draws: length of the header (4 bytes), header (JSON), arrays.
+
+    Args:
+        scene: The scene.
+        fps: Frames per second.
+        **more: Further JSON values of the header.
+    """
+    packer = Packer()
+    observations = {
+        group: obs
+        for group, obs in scene.obs.items()
+        if np.size(obs[0]) <= OBS_BYTES // len(scene.obs)
+    }
+    stride = max(1, -(-sum(map(np.size, observations.values())) // OBS_BYTES))
+    page = {
+        "frames": scene.num_frames,
+        "fps": float(fps),
+        "captions": scene.captions,
+        "starts": starts(scene.time).tolist(),
+        "extent": scene.extent,
+        "axes": scene.axes,
+        "equal": scene.equal,
+        "labels": [scene.xlabel, scene.ylabel],
+        "trail": scene.trail_length,
+        "colors": COLORS,
+        "limits": {
+            "crowd": CROWD,
+            "segments": SEGMENTS,
+            "opacity": TRAIL_OPACITY,
+            "width": TRAIL_WIDTH,
+            "written": WRITTEN,
+            "dots": DOTS,
+            "radius": DOT_RADIUS,
+            "zoom": ZOOM,
+        },
+        "marks": [_pack_mark(packer, mark) for mark in scene.marks],
+        "plots": [_pack_plot(packer, scene, plot) for plot in scene.plots],
+        "obs": {group: _pack_obs(packer, obs, stride) for group, obs in observations.items()},
+        **more,
+    }
+    header = json.dumps(page, allow_nan=False).encode()
+    return len(header).to_bytes(4, "little") + header + b"".join(packer.parts)
 
 
 def require_fps(fps: Any, fastest: float = 1000) -> None:

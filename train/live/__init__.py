@@ -1,0 +1,1 @@
+"""Games in a browser, in which a person controls one agent (`wdjax play`)."""
