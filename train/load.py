@@ -14,6 +14,7 @@ from wdjax.files import write_text
 from wdjax.train.config.reading import set_dotted
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
+from wdjax.train.config.warp_drive import read_warp_drive
 from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_run
@@ -64,24 +65,31 @@ def load_config(
 
     Args:
         preset: name of a preset (see `list_presets`), path of a YAML file, or a mapping with the
-            contents of one.
+            contents of one. The file may be a run configuration of WarpDrive: `read_warp_drive`
+            reports what becomes of its settings.
         trust: modules from which the config.yaml of a run may import code, as for `load_run`. All
             other YAML files are trusted.
         **changes: fields of TrainConfig; nested ones are dotted:
             {"policies.runner.learning_rate": 1e-3}.
 
     Raises:
-        ValueError: if a name is unknown (the message has the closest name) or a value is out of
-            range.
+        ValueError: if a name is unknown (the message has the closest name), a value is out of
+            range, or wdjax does not support a setting of WarpDrive.
         TypeError: if a value has the wrong type.
         FileNotFoundError: if the file does not exist.
     """
     if isinstance(preset, Mapping):
-        return _changed(without_version(copy.deepcopy(dict(preset))), changes)
-    path = preset_path(preset)
-    if path.name == CONFIG:
-        return _changed(trusted_values(path, trust), changes)
-    return _changed(without_version(read_yaml(path)), changes)
+        raw = copy.deepcopy(dict(preset))
+    else:
+        path = preset_path(preset)
+        if path.name == CONFIG:
+            return _changed(trusted_values(path, trust), changes)
+        raw = read_yaml(path)
+    warp_drive = read_warp_drive(raw)
+    if warp_drive is not None:
+        warp_drive.require_supported()
+        raw = warp_drive.fields
+    return _changed(without_version(raw), changes)
 
 
 def change_config(
