@@ -217,7 +217,7 @@ def test_seed_of_the_trainer_takes_precedence_and_logging_follows_the_file():
     ("tag_gridworld", {"policy__shared__model__model_ckpt_filepath": "a"}, "PyTorch state dicts"),
     ("tag_gridworld", {"sampler": {"params": {"use_argmax": True}}}, "use_argmax = True: must be"),
     ("tag_continuous", {"policy__runer": A2C}, "policy.runer = 'runer': must be named after"),
-    ("pendulum_warpdrive", {"policy__shared__model__critic__fc_dims": [8]}, "equal the fc_dims of the actor"),
+    ("pendulum_warpdrive", {"policy__shared__model__critic__fc_dims": [8]}, "equal the fc_dims of"),
     ("pendulum_warpdrive", {"policy__shared__model__actor__output_w": 1}, "output_w 2"),
     ("pendulum_warpdrive", {"policy__shared__tau": None}, "policy.shared.tau = None"),
     ("pendulum_warpdrive", {"sampler__params__stddev": [[0, 1]]}, "stddev = .*must be a number"),
