@@ -74,7 +74,8 @@ def read_warp_drive(source: str | Path | Mapping[str, Any]) -> WarpDriveRun | No
         source: path of a YAML file, or a mapping with the contents of one.
 
     Returns:
-        The fields for wdjax and the settings. None if it has the structure of another file.
+        The fields for wdjax and the settings. None if it has the structure of another file, and for
+        a file named config.yaml: it belongs to a run, whose code is imported only with trust.
 
     Raises:
         ValueError: for an unknown setting or environment (with the closest name), or a value out
@@ -83,7 +84,8 @@ def read_warp_drive(source: str | Path | Mapping[str, Any]) -> WarpDriveRun | No
         OSError: if the file cannot be read.
     """
     values = source if isinstance(source, Mapping) else read_yaml(Path(source))
-    if not is_warp_drive(values):
+    of_run = not isinstance(source, Mapping) and Path(source).name == "config.yaml"
+    if of_run or not is_warp_drive(values):
         return None
     settings: list[Setting] = []
     run = Section("", values, {name: {} for name in SECTIONS}, settings)

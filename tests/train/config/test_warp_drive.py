@@ -242,6 +242,18 @@ def test_other_files_are_not_of_warp_drive():
     assert read_warp_drive({"env": "cartpole", "policy": {}}) is None  # a typing mistake
 
 
+def test_code_that_the_config_of_a_run_names_is_not_imported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil_module.py").write_text("raise SystemExit('imported')")
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(changed(name="evil_module:Env")))
+    for command in (["train", str(file)], ["diff", "cartpole", str(file)]):
+        with pytest.raises(SystemExit, match="2"):
+            main(command)
+        assert "from a file that is not named config.yaml" in capsys.readouterr().err
+
+
 def test_commands_print_the_table_before_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
