@@ -70,8 +70,8 @@ COMMANDS = [
      "runs/none: not a preset (see wdjax list), a .yaml file or a run folder"),
     (["train", "covd"], "unknown preset 'covd': did you mean 'covid'?"),
     (["train", "none.yaml"], "no such file: none.yaml"),
-    (["train", "warp_drive.yaml"], "unknown setting policy.runner.lrate: did you mean"),
-    (["diff", "cartpole", "warp_drive.yaml"], "unknown setting policy.runner.lrate: did you mean"),
+    (["train", "warp_drive.yaml"], "setting of policy.runner 'lrate': did you mean"),
+    (["diff", "cartpole", "warp_drive.yaml"], "setting of policy.runner 'lrate': did you mean"),
     (["train", "gymnax:Catch-bsuite"],
      "preset = gymnax:Catch-bsuite: this is an environment, not a preset. For a single agent: "
      "wdjax train cartpole_ppo --env gymnax:Catch-bsuite. For several agents: write a preset"),

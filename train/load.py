@@ -80,13 +80,11 @@ def load_config(
     """
     if isinstance(preset, Mapping):
         raw = copy.deepcopy(dict(preset))
+    elif (path := preset_path(preset)).name == CONFIG:
+        return _changed(trusted_values(path, trust), changes)
     else:
-        path = preset_path(preset)
-        if path.name == CONFIG:
-            return _changed(trusted_values(path, trust), changes)
         raw = read_yaml(path)
-    warp_drive = read_warp_drive(raw)
-    if warp_drive is not None:
+    if warp_drive := read_warp_drive(raw):
         warp_drive.require_supported()
         raw = warp_drive.fields
     return _changed(without_version(raw), changes)
@@ -184,9 +182,11 @@ def preset_path(preset: str | Path) -> Path:
     if (path / CONFIG).is_file():
         raise ValueError(f"{preset} is a run folder. Use its preset {preset}/{CONFIG}.")
     name, known = ALIASES.get(str(preset), str(preset)), list_presets()
-    if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
+    files = [own for own in (Path(f"{path}.yaml"), path / f"{path.name}.yaml") if own.is_file()]
+    if name not in known and path.parts and (files or len(path.parts) > 1 or path.is_dir()):
+        hint = f". Did you mean {files[0]}?" if files else ""
         raise FileNotFoundError(
-            f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder"
+            f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder{hint}"
         )
     if ":" in str(preset):
         raise ValueError(

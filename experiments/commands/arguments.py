@@ -9,7 +9,6 @@ import io
 import itertools
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from wdjax.checks import one_line, require
-from wdjax.console import Console, show
+from wdjax.console import Console
+from wdjax.tables import brief
 from wdjax.train import (
     Fraction,
     Schedule,
@@ -214,17 +214,14 @@ def require_preset(command: str, arguments: list[str]) -> list[str]:
 
 def show_warp_drive(preset: str) -> None:
     """Print the settings of a run configuration of WarpDrive and their effects, as a table."""
-    run = read_warp_drive(preset_path(preset))
-    if run is None:
+    if (run := read_warp_drive(preset_path(preset))) is None:
         return
-    rows = [setting.row for setting in run.settings]
     columns = (Column(name, overflow="fold") for name in ("setting", "value", "status", "wdjax"))
     table = Table(*columns, title=f"{preset}: WarpDrive configuration")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    for own in run.settings:
+        value = f"{brief(own.value)}{' (default)' * own.is_default}"
+        table.add_row(*map(Text, (own.name, value, own.status, own.effect)))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
-    counts = Counter(status for _, _, status, _ in rows)
-    show(", ".join(f"{status}: {count}" for status, count in counts.items()))
 
 
 def require_run(command: str, arguments: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from wdjax.checks import require
 from wdjax.console import show
 from wdjax.envs import list_envs
 from wdjax.experiments.cli import program
@@ -24,6 +25,7 @@ FILES = {
     "README.md": "readme.txt",
     ".gitignore": "gitignore.txt",
 }
+OWN = ("tests", "runs", "build")  # other folders of a project
 
 
 def new(arguments: list[str]) -> None:
@@ -31,53 +33,28 @@ def new(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ValueError("wdjax new takes the name of a new project, such as: wdjax new my_game")
     folder = Path(arguments[0])
-    for file in write_project(folder):
-        show(f"wrote {file}")
-    command = program()
-    pip = ["pip"] if command == "wdjax" else [sys.executable, "-m", "pip"]
-    install, train = [*pip, "install", "-e", "."], [command, "train", f"{folder.name}.yaml"]
-    show(f"Next: {' && '.join(map(shlex.join, (['cd', str(folder)], install, train)))}")
-
-
-def write_project(folder: Path) -> list[Path]:
-    """Write the files of a project.
-
-    Args:
-        folder: a new folder. Its name becomes the name of the package and of the environment.
-
-    Returns:
-        The files.
-
-    Raises:
-        ValueError: if a package cannot have the name, or it is in use.
-        FileExistsError: if the folder exists.
-        OSError: if it cannot be written.
-    """
     require_name(folder.name)
-    if folder.exists():
-        raise FileExistsError(f"{folder} already exists. Choose another name or move it away.")
+    require(not folder.exists(), "folder", str(folder), "new. Choose another name or move it away")
     folder.mkdir()
-    files = []
     for path, source in FILES.items():
         file = folder / path.replace(NAME, folder.name)
         file.parent.mkdir(exist_ok=True)
         text = (TEMPLATE / source).read_text(encoding="utf8")
         file.write_text(text.replace(NAME, folder.name), encoding="utf8")
-        files.append(file)
-    return files
+        show(f"wrote {file}")
+    pip = ["pip"] if program() == "wdjax" else [sys.executable, "-m", "pip"]
+    train = [program(), "train", f"{folder.name}.yaml"]
+    commands = (["cd", str(folder)], [*pip, "install", "-e", "."], train)
+    show(f"Next: {' && '.join(map(shlex.join, commands))}")
 
 
 def require_name(name: str) -> None:
     """Raise ValueError, with a suggestion, unless a package and an environment can have a name."""
-    words = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
-    words = words if words[:1].isalpha() else f"env_{words}".rstrip("_")
-    if name != words or keyword.iskeyword(name):
-        allowed = "lower-case letters, digits and underscores, first a letter, and no keyword"
-    elif name == "tests" or importlib.util.find_spec(name) is not None:
-        allowed = "a name that no installed module has"
-    elif name in list_envs():
-        allowed = "a name that no environment of wdjax has"
-    else:
-        return
-    hint = words if name != words else f"my_{words}"
-    raise ValueError(f"project name = {name!r}: must be {allowed}. Try {hint}.")
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
+    hint = plain if plain != name and plain[:1].isalpha() else f"my_{plain or 'game'}"
+    words = "lower-case letters, digits and underscores, first a letter, and no keyword"
+    fits = re.fullmatch("[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name)
+    require(fits, "project name", name, f"{words}. Try {hint}")
+    used = name in OWN or name in list_envs() or importlib.util.find_spec(name) is not None
+    words = "a name that no installed module, environment or folder of the project has"
+    require(not used, "project name", name, f"{words}. Try {hint}")

@@ -63,8 +63,8 @@ class Walkers(wdjax.Env):
         move = jnp.where(playing, params.speed, 0.0) * jnp.asarray(MOVES)[action["walker"]]
         place = jnp.clip(state.place + move, 0.0, 1.0)
         gained = distance(state.place, state.goal) - distance(place, state.goal)
-        apart = distance(place[:, None], place[None])  # [n, n]
-        touches = jnp.sum(apart < params.width, axis=1) - 1  # without the walker itself
+        near = distance(place[:, None], place[None]) < params.width  # [n, n]
+        touches = jnp.sum(near, axis=1) - 1  # without the walker itself
         reward = jnp.where(playing, gained - params.touch_cost * touches, 0.0)
         state = state.replace(place=place, time=state.time + playing)
         over = state.time >= params.episode_length
@@ -80,9 +80,8 @@ class Walkers(wdjax.Env):
     def observe(self, state, params):
         """Return [n, 7]: place, offsets of goal and nearest walker, time."""
         ways = state.place[None] - state.place[:, None]  # [n, n, 2]
-        far = jnp.eye(self.num_walkers) * 10.0
-        nearest = jnp.argmin(distance(ways, 0.0) + far, axis=1)
-        to_nearest = jnp.take_along_axis(ways, nearest[:, None, None], axis=1)[:, 0]
+        others = distance(ways, 0.0) + 10.0 * jnp.eye(self.num_walkers)  # far from itself
+        to_nearest = ways[jnp.arange(self.num_walkers), jnp.argmin(others, axis=1)]
         time = jnp.full((self.num_walkers, 1), state.time / params.episode_length)
         parts = [state.place, state.goal - state.place, to_nearest, time]
         return {"walker": jnp.concatenate(parts, axis=1)}
@@ -95,15 +94,12 @@ class Walkers(wdjax.Env):
 
     def scene(self, states, params):
         """Draw an episode from its states, whose arrays have a leading [T]."""
-        draw, width = wdjax.drawing, float(params.width)
-        goal, place = states.goal, states.place
+        draw, size = wdjax.drawing, float(params.width) / 2
+        goal, place = (np.moveaxis(points, -1, 0) for points in (states.goal, states.place))
         marks = [
-            draw.Shapes(goal[..., 0], goal[..., 1], size=width / 3, color="faint", label="goal"),
-            draw.Shapes(
-                place[..., 0], place[..., 1], size=width / 2, label="walker", group="walker",
-                trail=True,
-            ),
-        ]  # fmt: skip
+            draw.Shapes(*goal, size=size / 2, color="faint", label="goal"),
+            draw.Shapes(*place, size=size, label="walker", group="walker", trail=True),
+        ]
         captions = [f"step {time}" for time in states.time]
         return draw.Scene(marks, captions, extent=(0, 0, 1, 1))
 

@@ -1,14 +1,15 @@
 """`wdjax new` writes a project that passes its tests, installs and trains."""
 
+import importlib
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tomllib
 
 import pytest
+import yaml
 
 import wdjax
 from wdjax.experiments.cli import main
@@ -36,33 +37,30 @@ def test_project_is_complete_and_named(project, capsys):
     cells = json.loads((project / "herd.ipynb").read_text())["cells"]
     for source in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
         compile(source, "herd.ipynb", "exec")
-    main(["new", "flock"])
+    main(["new", "true"])  # a value of YAML
+    assert yaml.safe_load((project.parent / "true" / "true.yaml").read_text())["env"] == "true"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "wrote flock/flock/__init__.py"
-    assert re.fullmatch(r"Next: cd flock && \S.*install -e \. && \S+ train flock.yaml", lines[-1])
+    assert lines[-9] == "wrote true/true/__init__.py"
+    assert re.fullmatch(r"Next: cd true && \S.*install -e \. && \S+ train true.yaml", lines[-1])
 
 
-def test_environment_passes_its_tests_and_the_preset_loads(project, monkeypatch, registry):
+def test_preset_loads_with_the_environment(project, monkeypatch, registry):
     monkeypatch.syspath_prepend(project)
-    tests = runpy.run_path(str(project / "tests" / "test_environment.py"))
-    names = [name for name in tests if name.startswith("test_")]
-    assert len(names) == 4
-    for name in names:
-        if "learns" not in name:
-            tests[name]()
-    wdjax.register("herd", tests["Walkers"])
-    assert load_config(project / "herd.yaml").env == "herd"
-    for module in [name for name in sys.modules if name.split(".")[0] == "herd"]:
+    environment = importlib.import_module("herd").Walkers
+    wdjax.register("herd", environment)
+    config = load_config(project / "herd.yaml")
+    assert (config.env, list(config.policies)) == ("herd", list(environment().groups))
+    for module in ("herd", "herd.environment"):
         del sys.modules[module]
 
 
 @pytest.mark.parametrize(("name", "message"), [
     ("my-herd", "project name = 'my-herd': must be lower-case letters.* Try my_herd"),
-    ("Herd", "Try herd"), ("3 d", "Try env_3_d"), ("class", "no keyword. Try my_class"),
-    ("numpy", "that no installed module has. Try my_numpy"), ("é", "Try env"),
-    ("tests", "Try my_tests"), ("cartpole", "no environment of wdjax has. Try my_cartpole"),
-    ("nowhere/herd", "No such file or directory: 'nowhere/herd'"),
-    ("herd", "herd already exists. Choose another name"), ("--help-me", "takes the name"),
+    ("Herd", "Try herd"), ("3 d", "Try my_3_d"), ("class", "no keyword. Try my_class"),
+    ("numpy", "that no installed module, environment .*Try my_numpy"), ("é", "Try my_game"),
+    ("tests", "Try my_tests"), ("runs", "Try my_runs"), ("cartpole", "Try my_cartpole"),
+    ("nowhere/herd", "No such file or directory: 'nowhere/herd'"), ("", "Try my_game"),
+    ("herd", "folder = 'herd': must be new. Choose another"), ("--help-me", "takes the name"),
 ])  # fmt: skip
 def test_wrong_name_is_an_error_and_writes_nothing(project, name, message, capsys):
     before = {path: path.read_bytes() for path in project.parent.rglob("*") if path.is_file()}
@@ -72,6 +70,19 @@ def test_wrong_name_is_an_error_and_writes_nothing(project, name, message, capsy
     assert re.search(message, error)
     after = {path: path.read_bytes() for path in project.parent.rglob("*") if path.is_file()}
     assert after == before
+
+
+@pytest.mark.parametrize(("folder", "name", "file"), [
+    (".", "herd", "herd/herd.yaml"), ("herd", "herd", "herd.yaml"), (".", "mine", "mine.yaml"),
+])  # fmt: skip
+def test_name_of_a_file_as_a_preset_is_an_error_with_the_file(
+    project, folder, name, file, monkeypatch, capsys
+):
+    (project.parent / "mine.yaml").touch()
+    monkeypatch.chdir(project.parent / folder)
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", name])
+    assert f"run folder. Did you mean {file}?" in " ".join(capsys.readouterr().err.split())
 
 
 def run(*command, cwd, **environment):
@@ -85,7 +96,7 @@ def run(*command, cwd, **environment):
 
 
 @pytest.mark.slow
-def test_installed_project_trains_and_its_run_needs_no_trust(project, tmp_path):
+def test_installed_project_trains_and_passes_its_tests(project, tmp_path):
     site, python = str(tmp_path / "site"), sys.executable
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", site)
     run(python, "-m", "pip", "install", *options, ".", cwd=project)
@@ -97,7 +108,7 @@ def test_installed_project_trains_and_its_run_needs_no_trust(project, tmp_path):
     table = run(*wdjax_command, "eval", "runs/herd", cwd=project, **path)
     trained, random = map(float, re.findall(r"│ (?:trained|random)\s*│\s*([\d.]+) ±", table))
     assert trained > 0.5 > 0.2 > random
-    run(python, "-m", "pytest", "-q", "tests", "-k", "learns", cwd=project, **path)
+    assert "4 passed" in run(python, "-m", "pytest", "-q", "tests", cwd=project, **path)
     cells = json.loads((project / "herd.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     printed = run(python, "-c", "\n".join(sources), cwd=project, **path)

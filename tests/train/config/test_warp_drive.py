@@ -4,7 +4,10 @@ import copy
 
 import pytest
 import yaml
+from flax import struct
 
+import wdjax
+from wdjax.envs import CartPole
 from wdjax.experiments.cli import main
 from wdjax.train import complete_env_params, load_config, plain_config, read_warp_drive
 from wdjax.train.config.facts import in_env_steps
@@ -145,11 +148,22 @@ def test_released_configuration_equals_the_preset(preset):
         assert config.num_updates == load_config(preset).num_updates
 
 
-@pytest.mark.parametrize("preset", RUNS)
-def test_every_setting_of_a_file_is_reported_once(preset):
-    raw, _ = RUNS[preset]
-    names = [own.name for own in read_warp_drive(raw).settings if not own.is_default]
+OUTPUT = {"output_w": 3, "output_b": 1, "init_method": "orthogonal"}
+
+
+@pytest.mark.parametrize(("preset", "changes"), [
+    *((preset, {}) for preset in RUNS),
+    ("tag_gridworld", {"policy__shared__model": OUTPUT, "policy__shared__tau": 0.1}),
+    ("tag_gridworld", {"trainer__seed": 3, "trainer__n_step": 5, "sampler": {"params": {}}}),
+    ("pendulum_warpdrive", {"policy__shared__model__critic": OUTPUT}),
+    ("pendulum_warpdrive", {"policy__shared__lr": 0.1, "policy__shared__clip_param": 0.2}),
+])  # fmt: skip
+def test_every_setting_of_a_file_is_reported_once_with_its_effect(preset, changes):
+    raw = changed(preset, **changes)
+    settings = read_warp_drive(raw).settings
+    names = [own.name for own in settings if not own.is_default]
     assert sorted(names) == sorted(paths_of(raw))
+    assert all(own.effect for own in settings)
 
 
 def paths_of(values, path=""):
@@ -202,11 +216,11 @@ def test_seed_of_the_trainer_takes_precedence_and_logging_follows_the_file():
 
 
 @pytest.mark.parametrize(("preset", "changes", "message"), [
-    ("tag_gridworld", {"trainer__num_env": 3}, r"setting trainer.num_env: did you mean 'num_envs'"),
-    ("tag_gridworld", {"policy__shared__gama": 3}, r"policy.shared.gama: did you mean 'gamma'\?"),
-    ("tag_gridworld", {"polcy": {}}, "unknown setting polcy: did you mean 'policy'"),
+    ("tag_gridworld", {"trainer__num_env": 3}, "of trainer 'num_env': did you mean 'num_envs'"),
+    ("tag_gridworld", {"policy__shared__gama": 3}, r"policy.shared 'gama': did you mean 'gamma'\?"),
+    ("tag_gridworld", {"polcy": {}}, "unknown setting 'polcy': did you mean 'policy'"),
     ("tag_gridworld", {"env__num_tagger": 3}, "did you mean 'num_taggers'"),
-    ("tag_gridworld", {"name": "tag_gridwold"}, "name = 'tag_gridwold': did you mean 'tag_gridw"),
+    ("tag_gridworld", {"name": "tag_gridwold"}, "environment name 'tag_gridwold': did you mean"),
     ("tag_gridworld", {"name": "single_agent_one_atom_gas1"}, "energy tables are not part"),
     ("tag_gridworld", {"trainer__num_envs": "many"}, "trainer.num_envs = 'many': must be a whole"),
     ("tag_gridworld", {"trainer__train_batch_size": 8}, "at least num_envs = 2000"),
@@ -216,11 +230,19 @@ def test_seed_of_the_trainer_takes_precedence_and_logging_follows_the_file():
     ("tag_gridworld", {"policy__shared__model__type": "mine"}, "type = 'mine': must be 'fully_co"),
     ("tag_gridworld", {"policy__shared__model__model_ckpt_filepath": "a"}, "PyTorch state dicts"),
     ("tag_gridworld", {"sampler": {"params": {"use_argmax": True}}}, "use_argmax = True: must be"),
-    ("tag_continuous", {"policy__runer": A2C}, "policy.runer = 'runer': must be named after"),
-    ("pendulum_warpdrive", {"policy__shared__model__critic__fc_dims": [8]}, "equal the fc_dims of"),
+    ("tag_continuous", {"policy__runer": A2C}, "unknown policy 'runer': did you mean 'runner'"),
+    ("pendulum_warpdrive", {"policy__shared__model__critic__fc_dims": [8]}, "be .64, 64., as"),
     ("pendulum_warpdrive", {"policy__shared__model__actor__output_w": 1}, "output_w 2"),
     ("pendulum_warpdrive", {"policy__shared__tau": None}, "policy.shared.tau = None"),
     ("pendulum_warpdrive", {"sampler__params__stddev": [[0, 1]]}, "stddev = .*must be a number"),
+    ("pendulum_warpdrive", {"policy__shared__model__actor__output_w": "x"}, "output_w = 'x': must"),
+    ("pendulum_warpdrive", {"policy__shared__model__critic__init_method": "xavier"}, "be None"),
+    ("tag_gridworld", {"env": None}, "env = None: must be a mapping of settings"),
+    ("tag_gridworld", {"env__reset_pool_size": "many"}, "size = 'many': must be a whole"),
+    ("tag_gridworld", {"env__reset_pool_size": -3}, "reset_pool_size = -3: must be at least 0"),
+    ("tag_gridworld", {"policy__shared__clip_grad_norm": "no"}, "clip_grad_norm = 'no': must be T"),
+    ("tag_gridworld", {"policy__shared__gamma": "big"}, "policy.shared.gamma = 'big': must be a n"),
+    ("tag_gridworld", {"policy": {}}, "policy = {}: must be a mapping with at least one policy"),
 ])  # fmt: skip
 def test_wrong_or_unsupported_setting_is_an_error(preset, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
@@ -232,9 +254,25 @@ def test_unsupported_settings_are_reported_and_all_named_in_the_error():
     run = read_warp_drive(changed(**wrong))
     names = [own.name for own in run.settings if own.status == "not supported"]
     assert names == ["trainer.num_gpus", "policy.shared.normalize_return"]
-    assert "normalize_return</td>" in run._repr_html_()
     with pytest.raises(ValueError, match=r"num_gpus = 2.*normalize_return = True"):
         run.require_supported()
+
+
+@struct.dataclass
+class Discounted(type(CartPole().default_params)):
+    gamma: float = 0.9  # also the name of a setting of policies
+
+
+class Custom(CartPole):
+    default_params = Discounted()
+
+
+def test_own_environment_is_read_and_its_parameters_are_not_confused_with_settings(registry):
+    wdjax.register("custom", Custom)
+    raw = changed("cartpole", name="custom", env__gamma=0.5)
+    config = load_config(raw)
+    assert (config.env, config.env_params["gamma"]) == ("custom", 0.5)
+    assert config.policies["shared"].options.gamma == 0.99
 
 
 def test_other_files_are_not_of_warp_drive():
@@ -264,5 +302,5 @@ def test_commands_print_the_table_before_an_error(tmp_path, monkeypatch, capsys)
             main(command)
         out, err = capsys.readouterr()
         assert "trainer.num_episodes" in out
-        assert "not supported: 1" in out
+        assert "not supported" in out
         assert "normalize_return = True: must be False" in err
