@@ -97,8 +97,8 @@ class Walkers(wdjax.Env):
         draw, size = wdjax.drawing, float(params.width) / 2
         goal, place = (np.moveaxis(points, -1, 0) for points in (states.goal, states.place))
         marks = [
-            draw.Shapes(*goal, size=size / 2, color="faint", label="goal"),
-            draw.Shapes(*place, size=size, label="walker", group="walker", trail=True),
+            draw.Shapes(goal[0], goal[1], size=size / 2, color="faint", label="goal"),
+            draw.Shapes(place[0], place[1], size=size, label="walker", group="walker", trail=True),
         ]
         captions = [f"step {time}" for time in states.time]
         return draw.Scene(marks, captions, extent=(0, 0, 1, 1))
