@@ -57,6 +57,7 @@ usage: wdjax COMMAND ...
       export policies for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]
       measure env steps/s of the benchmark suite
+  wdjax new NAME          write a project: environment, preset, test, notebook
   wdjax diff RUN RUN      compare two runs or presets
   wdjax list              list environments, presets and bundled runs
   wdjax completion        print a completion script for bash and zsh
@@ -78,6 +79,7 @@ COMMANDS = {
     "play": "wdjax.experiments.commands.play:play",
     "report": "wdjax.experiments.commands.report:report",
     "bench": "wdjax.experiments.benchmarks.suite:bench",
+    "new": "wdjax.experiments.commands.new:new",
     "diff": "wdjax.experiments.commands.diff:diff",
     "completion": "wdjax.experiments.commands.completion:completion",
     "list": "wdjax.experiments.cli:list_all",
@@ -87,7 +89,7 @@ COMMANDS = {
 HINTS = {
     "resume": "use wdjax train PRESET --resume", "evaluate": "did you mean 'eval'?",
     "search": "use wdjax sweep PRESET --search N",
-    "version": "use wdjax --version",
+    "version": "use wdjax --version", "init": "use wdjax new NAME",
 }  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def call(command: str, *rest: str) -> None:
     try:
         if command not in COMMANDS:
             raise ValueError(f"unknown command {command!r}: {HINTS.get(command) or meant(command)}")
-        if command in ("completion", "diff", "list") and rest in (("-h",), ("--help",)):
+        if command in ("completion", "diff", "list", "new") and rest in (("-h",), ("--help",)):
             print(USAGE)
             return
         if FOLDER is None:

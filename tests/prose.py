@@ -33,7 +33,7 @@ PARTS = {
     "player": ["wdjax/drawing/player.html", "wdjax/drawing/live.html"],
     "wdjax": ["wdjax/**/*.py"],
     "envs": ["envs/**/*.py", "envs/**/*.yaml"],
-    "examples": ["experiments/examples/*.py"],
+    "examples": ["experiments/examples/*.py", "experiments/template/*.py"],
     "benchmarks": [
         "experiments/benchmarks/*.py",
         "experiments/benchmarks/RESULTS.md",

@@ -71,9 +71,8 @@ COMMANDS = [
      "runs/none: not a preset (see wdjax list), a .yaml file or a run folder"),
     (["train", "covd"], "unknown preset 'covd': did you mean 'covid'?"),
     (["train", "none.yaml"], "no such file: none.yaml"),
-    (["train", "warp_drive.yaml"],
-     "unknown field name: this is a WarpDrive configuration, which wdjax does not read. docs/"),
-    (["diff", "cartpole", "warp_drive.yaml"], "this is a WarpDrive configuration"),
+    (["train", "warp_drive.yaml"], "setting of policy.runner 'lrate': did you mean"),
+    (["diff", "cartpole", "warp_drive.yaml"], "setting of policy.runner 'lrate': did you mean"),
     (["train", "gymnax:Catch-bsuite"],
      "preset = gymnax:Catch-bsuite: this is an environment, not a preset. For a single agent: "
      "wdjax train cartpole_ppo --env gymnax:Catch-bsuite. For several agents: write a preset"),
@@ -264,7 +263,7 @@ def folder(monkeypatch, tmp_path):
     Path("empty.yaml").write_text("")
     Path("tab.yaml").write_text("env: cartpole\n\tseed: 3")
     Path("warp_drive.yaml").write_text(
-        "name: tag_continuous\ntrainer: {num_envs: 4}\npolicy: {runner: {lr: 0.1}}"
+        "name: tag_continuous\ntrainer: {num_envs: 4}\npolicy: {runner: {lrate: 0.1}}"
     )
     prepare_folder(Path("run"), load_config("cartpole"), resume=False)
 

@@ -235,6 +235,7 @@ def test_wheel_and_sdist_contain_the_installed_files(built):
     bundled = [
         *ROOT.glob("experiments/reference/results/*.yaml"),
         *ROOT.glob("experiments/reference/policies/*.npz"),
+        *ROOT.glob("experiments/template/*"),
     ]
     assert bundled
     assert {in_wheel(path) for path in bundled} <= names

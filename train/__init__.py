@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wdjax.train.config.facts import Fraction, Schedule, traced
     from wdjax.train.config.schema import NetworkConfig, PolicyConfig, TeamConfig, TrainConfig
     from wdjax.train.config.trust import custom_modules
+    from wdjax.train.config.warp_drive import read_warp_drive
     from wdjax.train.devices.memory import bytes_free
     from wdjax.train.devices.processes import connect
     from wdjax.train.evaluation.episodes import Episodes, statistics
@@ -59,9 +60,9 @@ __all__ = [
     "describe_bad_numbers", "evaluate", "export_policy", "find_algorithm", "gae", "list_presets",
     "list_references", "load_config", "load_policy", "load_run", "make_deterministic",
     "make_learner", "plain_config", "play_live", "preset_path", "read_config", "read_metrics",
-    "record_episode", "register_algorithm", "register_encoder", "register_memory", "sample_blocks",
-    "save_curves", "save_episode", "save_run", "statistics", "traced", "trained_policy",
-    "with_hypers",
+    "read_warp_drive", "record_episode", "register_algorithm", "register_encoder",
+    "register_memory", "sample_blocks", "save_curves", "save_episode", "save_run", "statistics",
+    "traced", "trained_policy", "with_hypers",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

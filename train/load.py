@@ -14,6 +14,7 @@ from wdjax.files import write_text
 from wdjax.train.config.reading import set_dotted
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
+from wdjax.train.config.warp_drive import read_warp_drive
 from wdjax.train.evaluation.trained import TrainedPolicy, trained_policy
 from wdjax.train.learner.learner import Learner, learner_of
 from wdjax.train.learner.saved import read_run
@@ -64,24 +65,29 @@ def load_config(
 
     Args:
         preset: name of a preset (see `list_presets`), path of a YAML file, or a mapping with the
-            contents of one.
+            contents of one. The file may be a run configuration of WarpDrive: `read_warp_drive`
+            reports what becomes of its settings.
         trust: modules from which the config.yaml of a run may import code, as for `load_run`. All
             other YAML files are trusted.
         **changes: fields of TrainConfig; nested ones are dotted:
             {"policies.runner.learning_rate": 1e-3}.
 
     Raises:
-        ValueError: if a name is unknown (the message has the closest name) or a value is out of
-            range.
+        ValueError: if a name is unknown (the message has the closest name), a value is out of
+            range, or wdjax does not support a setting of WarpDrive.
         TypeError: if a value has the wrong type.
         FileNotFoundError: if the file does not exist.
     """
     if isinstance(preset, Mapping):
-        return _changed(without_version(copy.deepcopy(dict(preset))), changes)
-    path = preset_path(preset)
-    if path.name == CONFIG:
+        raw = copy.deepcopy(dict(preset))
+    elif (path := preset_path(preset)).name == CONFIG:
         return _changed(trusted_values(path, trust), changes)
-    return _changed(without_version(read_yaml(path)), changes)
+    else:
+        raw = read_yaml(path)
+    if warp_drive := read_warp_drive(raw):
+        warp_drive.require_supported()
+        raw = warp_drive.fields
+    return _changed(without_version(raw), changes)
 
 
 def change_config(
@@ -176,9 +182,11 @@ def preset_path(preset: str | Path) -> Path:
     if (path / CONFIG).is_file():
         raise ValueError(f"{preset} is a run folder. Use its preset {preset}/{CONFIG}.")
     name, known = ALIASES.get(str(preset), str(preset)), list_presets()
-    if name not in known and path.parts and (len(path.parts) > 1 or path.is_dir()):
+    files = [own for own in (Path(f"{path}.yaml"), path / f"{path.name}.yaml") if own.is_file()]
+    if name not in known and path.parts and (files or len(path.parts) > 1 or path.is_dir()):
+        hint = f". Did you mean {files[0]}?" if files else ""
         raise FileNotFoundError(
-            f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder"
+            f"{preset}: not a preset (see wdjax list), a .yaml file or a run folder{hint}"
         )
     if ":" in str(preset):
         raise ValueError(

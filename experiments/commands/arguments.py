@@ -8,15 +8,27 @@ import functools
 import io
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
+from rich.table import Column, Table
+from rich.text import Text
 
 from wdjax.checks import one_line, require
-from wdjax.train import Fraction, Schedule, TrainConfig, change_config
+from wdjax.console import Console
+from wdjax.tables import brief
+from wdjax.train import (
+    Fraction,
+    Schedule,
+    TrainConfig,
+    change_config,
+    preset_path,
+    read_warp_drive,
+)
 
 Modules = Annotated[
     tuple[str, ...],
@@ -198,6 +210,18 @@ def require_preset(command: str, arguments: list[str]) -> list[str]:
             f"wdjax {command} needs a preset first, {words}. Help: wdjax {command} PRESET --help"
         )
     return arguments
+
+
+def show_warp_drive(preset: str) -> None:
+    """Print the settings of a run configuration of WarpDrive and their effects, as a table."""
+    if (run := read_warp_drive(preset_path(preset))) is None:
+        return
+    columns = (Column(name, overflow="fold") for name in ("setting", "value", "status", "wdjax"))
+    table = Table(*columns, title=f"{preset}: WarpDrive configuration")
+    for own in run.settings:
+        value = f"{brief(own.value)}{' (default)' * own.is_default}"
+        table.add_row(*map(Text, (own.name, value, own.status, own.effect)))
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 
 
 def require_run(command: str, arguments: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from wdjax.train import (
     preset_path,
     read_config,
     read_metrics,
+    read_warp_drive,
 )
 from wdjax.train.config.facts import in_env_steps
 from wdjax.yaml_reader import flat, read_yaml
@@ -93,7 +94,8 @@ def fields_of(run: str) -> dict[str, Any]:
                 f"{run} is a checkpoint, but wdjax diff compares whole runs. Use {folder}"
             )
         file = preset_path(run)
-    raw = read_yaml(file)
+    warp_drive = read_warp_drive(file)
+    raw = read_yaml(file) if warp_drive is None else warp_drive.fields
     written_by = {name: raw.pop(name) for name in (VERSION, MADE_WITH) if name in raw}
     config = read_config(raw, imports=False)
     return flat(written_by) | flat(plain_config(in_env_steps(config, config.total_env_steps)))

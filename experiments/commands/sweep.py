@@ -12,7 +12,13 @@ import tyro
 from wdjax.checks import require
 from wdjax.console import Console
 from wdjax.experiments import sweep as kinds
-from wdjax.experiments.commands.arguments import Callbacks, Modules, parse, require_preset
+from wdjax.experiments.commands.arguments import (
+    Callbacks,
+    Modules,
+    parse,
+    require_preset,
+    show_warp_drive,
+)
 from wdjax.experiments.commands.help import help_text, help_topic, panels_by_tyro
 from wdjax.experiments.sweep.members import (
     Point,
@@ -148,6 +154,7 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
         ValueError, TypeError, OSError, ImportError: in one sentence, before anything runs.
     """
     require_options(arguments)
+    show_warp_drive(preset)
     config = load_config(preset, trust=arguments.trust)
     settings, points = collect(arguments)
     mode = "--search" if arguments.search else "--pbt" if arguments.pbt else ""

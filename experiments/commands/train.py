@@ -21,6 +21,7 @@ from wdjax.experiments.commands.arguments import (
     flags_of,
     parse,
     require_preset,
+    show_warp_drive,
 )
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
@@ -90,6 +91,8 @@ def train(arguments: list[str]) -> None:
     preset, *changes = with_flat_options(require_preset("train", arguments))
     if "--deterministic" in changes:  # before the first computation: XLA reads its flags once
         make_deterministic()
+    if topic is None:
+        show_warp_drive(preset)
     raw, default = of_preset(preset, changes)
     if topic is not None:
         panels = panels_by_tyro(TrainArguments, f"wdjax train {preset}", default=default)

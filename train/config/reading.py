@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 SHORT = {"lr": "learning_rate"}  # abbreviation -> name of the field
 WARP_DRIVE = (
-    "this is a WarpDrive configuration, which wdjax does not read. docs/from_warp_drive.md lists "
-    "the wdjax field for each of its fields"
+    "this is a WarpDrive configuration. Read it with wdjax.train.load_config or wdjax train FILE, "
+    "from a file that is not named config.yaml"
 )
 
 T = TypeVar("T", bound="DataclassInstance")
