@@ -64,7 +64,7 @@ class SweepArguments:
     memory allows."""
     devices: int = 0
     """Number of devices that share the members. 0: all (the CPU counts as one)."""
-    workdir: Path = Path("runs/sweep")
+    workdir: Path = Path("runs/sweep_PRESET")
     """Folder of the sweep: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax
     eval and render)."""
     resume: bool = False
@@ -109,11 +109,16 @@ _OWN = {
 _MORE = ("point", "file", "metric", "members_at_once", "devices", "trust", "callbacks")
 
 
-def show_help(topic: str) -> None:
+def default_of(preset: str) -> SweepArguments:
+    """Return the default arguments of a sweep of this preset."""
+    return SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
+
+
+def show_help(topic: str, default: SweepArguments) -> None:
     """Print a screen, or the flags of a topic."""
     topics = {**dict.fromkeys(_MORE, "more"), **_OWN}
     panels: dict[str, list[str]] = {"sweep": [], "more": [], "search": [], "pbt": []}
-    by_tyro = panels_by_tyro(SweepArguments, "wdjax sweep PRESET")
+    by_tyro = panels_by_tyro(SweepArguments, "wdjax sweep PRESET", default=default)
     for flag in itertools.chain.from_iterable(by_tyro.values()):
         name = flag.split()[0].strip("-,").replace("-", "_")
         panels[topics.get(name, "sweep")].append(flag)
@@ -126,10 +131,11 @@ def sweep(arguments: list[str]) -> None:
     """Run `wdjax sweep`."""
     topic = help_topic(arguments)
     if topic is not None:
-        show_help(topic)
+        named = not arguments[0].startswith("-")
+        show_help(topic, default_of(arguments[0]) if named else SweepArguments())
         return
     preset, *rest = require_preset("sweep", arguments)
-    default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
+    default = default_of(preset)
     try:
         parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
     except ValueError as error:

@@ -19,6 +19,7 @@ from wdjax.files import write_text
 from wdjax.train import read_metrics
 
 MOST_CURVES = 10  # matplotlib has ten colors
+MOST_TRIALS = 20  # printed
 CAPTION = (
     "score: mean ± sample standard deviation over seeds; "
     "IQM: interquartile mean over seeds [95 % interval]; "
@@ -115,6 +116,34 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
             f"{middle:.4g} " + ("[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"),
             "" if point == best[0] else f"{better:.2f}",
             str(len(found)),
+        )
+    return printed
+
+
+def trial_table(table: Sequence[Row], names: Sequence[str]) -> Table:
+    """Return the table that is printed for a search: its trials, the best ones first.
+
+    Args:
+        table: rows of the study.
+        names: fields that vary.
+    """
+    # scores of pruned trials are of shorter runs
+    rank = lambda row: (row["score"] is not None, row["state"] == "complete", row["score"] or 0.0)  # noqa: E731
+    best = sorted(table, key=rank, reverse=True)[:MOST_TRIALS]
+    few = f"; best {len(best)} of {len(table)} trials" if len(best) < len(table) else ""
+    caption = f"score: mean over seeds; a pruned trial has a shorter run{few}"
+    printed = Table(caption=caption, caption_justify="left")
+    for column in ("trial", *(name.split(".")[-1] for name in names), "score", "env steps"):
+        printed.add_column(column, justify="right")
+    printed.add_column("state")
+    for row in best:
+        score, steps = row["score"], row["env_steps"]
+        printed.add_row(
+            str(row["trial"]),
+            *(_short(row[name]) for name in names),
+            "-" if score is None else f"{score:.2f}",
+            "-" if steps is None else f"{steps:,}",
+            row["state"],
         )
     return printed
 
