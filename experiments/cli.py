@@ -44,14 +44,14 @@ usage: wdjax COMMAND ...
 
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]
       train a preset (a name or a YAML file)
-  wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]
+  wdjax sweep PRESET [--FIELD VALUE,VALUE ...] [--seeds N]
       train many runs in one program; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]
       print a cross-play matrix: runs, random, scripts
   wdjax render RUN [--output FILE] [--npz FILE]
       save one episode: GIF, player (.html), SVG, arrays
   wdjax report RUN [RUN ...] [--output FILE]
-      write one page: curves, cross-play, a player
+      write one page about runs or a sweep: curves, cross-play, a player
   wdjax export RUN [--policies NAME ...] [--output DIR]
       export policies for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]

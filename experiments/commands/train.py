@@ -25,6 +25,7 @@ from wdjax.experiments.commands.arguments import (
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic, panels_by_tyro
+from wdjax.experiments.commands.overrides import for_each_policy
 from wdjax.kernels.backend import on_cpu
 from wdjax.lazy import no_garbage_collection
 from wdjax.signals import STOPPED
@@ -139,6 +140,7 @@ def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
 def of_preset(preset: str, changes: Sequence[str]) -> tuple[TrainConfig, TrainArguments]:
     """Return a preset without changes, and the default arguments of a run with its algorithms."""
     raw = load_config(preset, trust=named_modules(changes))
+    changes = for_each_policy(changes, raw.policies)
     config = with_algorithms(complete_env_params(raw), changes)
     return raw, TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
 
@@ -147,6 +149,7 @@ def with_flags(
     preset: str, raw: TrainConfig, default: TrainArguments, changes: list[str]
 ) -> TrainArguments:
     """Return the default arguments changed by flags; raise ValueError or TypeError for bad ones."""
+    changes = for_each_policy(changes, raw.policies)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
     change_config(parsed.config)  # validates it
