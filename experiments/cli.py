@@ -217,7 +217,7 @@ def list_all(arguments: list[str]) -> None:
 
 
 def in_columns(name: str, paragraphs: Sequence[str], width: int) -> list[str]:
-    """Return lines with a name and wrapped paragraphs beside it, in a narrow terminal below it."""
+    """Return lines with a name and wrapped paragraphs, to the right of it or, if narrow, below."""
     column = 38 if width >= 110 else 6
     lines = [
         " " * column + line

@@ -70,15 +70,15 @@ def as_settings(arguments: Sequence[str], options: Collection[str]) -> list[str]
 def find_field(
     config: TrainConfig, name: str, options: Collection[str] = (), strict: bool = True
 ) -> str:
-    """Return the name of a field in which hyphens are written as underscores, or reversely.
+    """Return the name of a field. Hyphens and underscores are alike.
 
-    A name that is in no field of `config` is left for `change_config` to check.
+    Other names are returned with underscores: `change_config` refuses the unknown ones.
 
     Args:
         config: a configuration.
         name: dotted name; "policies.all.FIELD" is a field of every policy.
         options: other names that the user may have meant.
-        strict: whether the options of the algorithms are those of `config`.
+        strict: false if the algorithms, and thus their options, may change.
 
     Raises:
         ValueError: for a name that is close to another one.
@@ -118,7 +118,7 @@ def _fields_of(config: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def field_values(config: TrainConfig, field: str, values: list) -> list:
-    """Return the values of a field, of which lists and schedules may be written as for `train`.
+    """Return the values of a field. Lists and schedules may be written as for `wdjax train`.
 
     `64 64,128 128` is two lists, `0 1e-3 1e6 1e-4` a schedule.
 

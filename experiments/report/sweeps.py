@@ -1,4 +1,4 @@
-"""What a sweep has recorded so far: its trials, for the report, also while it runs."""
+"""Records of a sweep as tables and curves for the report, also while the sweep runs."""
 
 import dataclasses
 import json
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from wdjax.checks import require_known
+from wdjax.checks import require_integer, require_known
 from wdjax.experiments.report.curves import LINES
 from wdjax.experiments.report.page import Section, folded
 from wdjax.experiments.sweep.driver import read_rows
-from wdjax.experiments.sweep.members import Point, Row
+from wdjax.experiments.sweep.members import MOST_SEEDS, Point, Row
 from wdjax.experiments.sweep.table import last_known, point_words, short_value
 from wdjax.files import read_json, require_fields
 from wdjax.tables import html_table
@@ -35,7 +35,7 @@ class Trial:
     """A configuration of a grid, a trial of a search, or a member of a population."""
 
     number: int
-    values: Point  # of a population, the current ones
+    values: Point  # in a population the current ones
     runs: tuple[tuple[Row, ...], ...]  # rows of each seed, empty before the first chunk
     status: str  # waiting, unfinished, complete, pruned or bad numbers
 
@@ -87,7 +87,7 @@ class SweepRecord:
 
 
 def read_record(folder: Path) -> SweepRecord:
-    """Return what a sweep has recorded so far. Code that it names is not imported.
+    """Read the records of a sweep. Code that its configuration names is not imported.
 
     Raises:
         ValueError: if sweep.yaml is damaged, or no chunk is complete.
@@ -96,14 +96,18 @@ def read_record(folder: Path) -> SweepRecord:
     asked = read_yaml(file)
     require_fields(file, asked, mode=str, config=dict)
     require_fields(file, asked["config"], env=str, policies=dict)
-    mode = asked["mode"]
+    policies = asked["config"]["policies"]
+    require_fields(file, policies, **dict.fromkeys(policies, dict))
+    require_fields(file, {"metric": "", "halving": {}, **_given(asked)}, metric=str, halving=dict)
+    mode, place = asked["mode"], folder / PLACES.get(asked["mode"], "")
     require_known(f"mode in {file}", mode, PLACES)
     rows: dict[int, list[Row]] = defaultdict(list)
-    for row in read_rows(folder / PLACES[mode]):
+    for row in read_rows(place):
+        require_fields(place, row, member=int, env_steps=int)
         rows[row["member"]].append(row)
     if not rows:
         raise ValueError(f"{folder} has nothing to report yet: no chunk is complete")
-    states = dict(_states(folder / PLACES[mode], asked))
+    states = dict(_states(place, asked))
     trials = []
     for number, values, members in _trials(folder, asked, rows):
         runs = tuple(tuple(rows[member]) for member in members)
@@ -114,6 +118,10 @@ def read_record(folder: Path) -> SweepRecord:
     return SweepRecord(folder.resolve().name, asked, trials)
 
 
+def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
 def _trials(
     folder: Path, asked: Mapping[str, Any], rows: Mapping[int, Sequence[Row]]
 ) -> Iterator[tuple[int, Point, Sequence[int]]]:
@@ -121,6 +129,7 @@ def _trials(
     file = folder / ASKED
     if asked["mode"] == "pbt":
         require_fields(file, asked, members=int, values=dict)
+        require_integer(f"members in {file}", asked["members"], 1, MOST_SEEDS)
         for member in range(asked["members"]):
             now = rows[member][-1] if rows[member] else {}
             values = {name: now.get(name) for name, own in asked["values"].items() if name in now}
@@ -137,6 +146,7 @@ def _trials(
         require_fields(file, asked, members=list)
         points: dict[str, tuple[Point, list[int]]] = {}
         for number, member in enumerate(asked["members"]):
+            require_fields(file, member, seed=int)
             values = {name: value for name, value in member.items() if name != "seed"}
             points.setdefault(json.dumps(values), (values, []))[1].append(number)
         for number, (values, members) in enumerate(points.values()):
@@ -148,8 +158,8 @@ def _states(folder: Path, asked: Mapping[str, Any]) -> Iterator[tuple[int, str]]
     rungs = (asked.get("halving") or {}).get("rungs", 0) if asked["mode"] == "search" else 0
     found = []
     for place, content in sorted(read_batches(folder), key=lambda own: own[0]):
-        batch, *inside = place.relative_to(folder).parts
-        rung = int(inside[1]) if asked["mode"] == "search" else 0
+        batch, *inside = place.relative_to(folder).parts or ("",)
+        rung = int(inside[1]) if inside[:1] == ["rungs"] and inside[1:][:1] else 0
         numbers = [member["member"] for member in content["members"]]
         found.append((batch, rung, numbers, (place / "finished").exists()))
     newest = {batch: max(own[1] for own in found if own[0] == batch) for batch, *_ in found}
@@ -202,11 +212,8 @@ def of_settings(record: SweepRecord) -> Section:
     asked = record.asked
     members = asked["members"] if asked["mode"] == "grid" else ()
     seeds = asked.get("seeds") or list(dict.fromkeys(own["seed"] for own in members))
-    more = {
-        name: value
-        for name, value in asked.items()
-        if name not in ("config", "members", "seeds") and value is not None
-    }
+    left_out = ("config", "members", "seeds")
+    more = {name: value for name, value in _given(asked).items() if name not in left_out}
     rows = [["env", asked["config"]["env"]], *flat(more).items(), ["seeds", seeds or None]]
     whole = html_table(flat(asked["config"]).items())
     table = html_table([row for row in rows if row[1] is not None])
