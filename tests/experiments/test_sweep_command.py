@@ -118,11 +118,11 @@ def test_one_flag_sets_a_field_of_every_policy():
 
 
 def test_a_policy_may_be_named_all():
-    named = {"policies": {"all": {"agents": ["tagger", "runner"]}}}
+    named = {"policies": {"all": {"agents": ["runner"]}, "tagger": {"learning_rate": 1e-3}}}
     config = change_config(
         load_config("tag_small", **named), **{"policies.all.learning_rate": 1e-2}
     )
-    assert config.policies["all"].learning_rate == 1e-2
+    assert [own.learning_rate for own in config.policies.values()] == [1e-2, 1e-3]
 
 
 def test_a_population_of_several_policies_varies_one_at_a_time():
