@@ -14,7 +14,7 @@ from wdjax.console import Console
 from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.experiments.sweep.table import draw_curves, point_words, write_table
-from wdjax.files import make_folder_inside
+from wdjax.files import find_files, make_folder_inside
 from wdjax.progress import announce, progress_bar
 from wdjax.signals import stop_signals
 from wdjax.train import (
@@ -226,7 +226,7 @@ def choose_metric(metric: str | None, population: Population) -> str:
 
 def read_rows(folder: Path) -> list[Row]:
     """Return the rows of all metrics.jsonl inside a folder."""
-    return [row for file in sorted(folder.rglob("metrics.jsonl")) for row in read_metrics(file)]
+    return [row for file in find_files(folder, "metrics.jsonl") for row in read_metrics(file)]
 
 
 def load_member(

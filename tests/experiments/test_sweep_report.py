@@ -77,6 +77,13 @@ def test_trials_of_a_running_grid(tmp_path):
     assert ["seeds", "[4, 5]"] in lines_of(of_settings(record))
 
 
+def test_checkpoints_are_not_searched_for_records(tmp_path):
+    """They are deleted while a sweep runs."""
+    folder = a_grid(tmp_path / "grid")
+    write_batch(folder / "groups" / "000" / "000" / "checkpoints" / "12" / "host", {0: [99.0]})
+    assert max(map(len, read_record(folder).trials[0].runs)) == 3
+
+
 def test_long_labels_are_numbers_of_the_table(tmp_path):
     points = [{"seed": 0, RATE: 1e-3, "env_params.a": [i] * 12} for i in range(2)]
     folder = write_sweep(tmp_path / "grid", mode="grid", members=points)
@@ -164,7 +171,7 @@ def test_a_sweep_is_reported_while_it_runs(tmp_path):
     line += ["--total-env-steps", "200_000", "--updates-per-chunk", "4", "--workdir", str(folder)]
     process = subprocess.Popen([*line, "--resume"], cwd=ROOT)
     deadline = time.monotonic() + 300
-    while len(list(folder.rglob("metrics.jsonl"))) < 2:  # the second of three batches
+    while len(list(folder.glob("groups/*/*/metrics.jsonl"))) < 2:  # the second of three batches
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)

@@ -8,7 +8,14 @@ from typing import Any, TypeAlias
 import jax
 
 from wdjax.checks import require
-from wdjax.files import make_folder_inside, read_json, read_text, require_fields, write_text
+from wdjax.files import (
+    find_files,
+    make_folder_inside,
+    read_json,
+    read_text,
+    require_fields,
+    write_text,
+)
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.learner.setup import require_config
@@ -96,7 +103,7 @@ def state_of(states: TrainState, place: int) -> TrainState:
 
 def read_batches(workdir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (folder, content of members.json) of all batches in a folder, the last one first."""
-    for file in sorted(workdir.rglob("members.json"), reverse=True):
+    for file in reversed(find_files(workdir, "members.json")):
         content = read_json(file)
         require_fields(file, content, size=int, members=list)
         for member in content["members"]:
