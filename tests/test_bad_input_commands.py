@@ -56,6 +56,7 @@ COMMANDS = [
      "--temperature, 0.1: did you mean --policies.agent.temperature?"),
     ([*TRAIN, "--stop-at", "episode_return", "475"],
      "metric in stop_at 'episode_return': did you mean 'agent/"),
+    ([*TRAIN, "--set", "seed=1"], "option = '--set': must be left to wdjax sweep. Use --FIELD"),
     ([*TRAIN, "seed=1"], "Unrecognized options: seed=1 (see --help)"),
     ([*TRAIN, "-seed", "1"], "Unrecognized options: -seed, 1 (see --help)"),
     ([*SWEEP, "--learning-rate", "1"],

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import jax
 import tyro
 
+from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
@@ -89,6 +90,8 @@ def train(arguments: list[str]) -> None:
         print("wdjax train PRESET --help lists its fields by topic")
         return
     preset, *changes = with_flat_options(require_preset("train", arguments))
+    allowed = "left to wdjax sweep. Use --FIELD VALUE, such as --policies.all.learning-rate 1e-3"
+    require("--set" not in changes, "option", "--set", allowed)
     if "--deterministic" in changes:  # before the first computation: XLA reads its flags once
         make_deterministic()
     raw, default = of_preset(preset, changes)
