@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import textwrap
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -43,7 +44,7 @@ usage: wdjax COMMAND ...
 
   wdjax train PRESET [--workdir DIR] [--resume] [--FIELD VALUE ...]
       train a preset (a name or a YAML file)
-  wdjax sweep PRESET [--set FIELD=VALUE,VALUE ...] [--seeds N]
+  wdjax sweep PRESET [--FIELD VALUE,VALUE ...] [--seeds N]
       train many runs in one program; --search, --pbt
   wdjax eval RUN [RUN ...] [--opponents NAME ...] [--output FILE]
       print a cross-play matrix: runs, random, scripts
@@ -52,7 +53,7 @@ usage: wdjax COMMAND ...
   wdjax play RUN [--open] [--port PORT]
       control one agent in a browser, against trained policies, scripts or random play
   wdjax report RUN [RUN ...] [--output FILE]
-      write one page: curves, cross-play, a player
+      write one page about runs or a sweep: curves, cross-play, a player
   wdjax export RUN [--policies NAME ...] [--output DIR]
       export policies for use without wdjax
   wdjax bench [ROW ...] [--tier TIER ...] [--small] [--json FILE]
@@ -204,18 +205,33 @@ def list_all(arguments: list[str]) -> None:
 
     if arguments:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
-    console = Console(highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print("environments:", *list_envs(), sep="\n  ")
     console.print("  gymnax:NAME, jaxmarl:NAME, jumanji:NAME (if the library is installed)")
     console.print("presets:")
     for name in list_presets():
         path = preset_path(name)
         purpose = path.read_text(encoding="utf8").splitlines()[0].removeprefix("# ")
-        console.print(f"  {name:34s}{purpose}", soft_wrap=True)
         also = "".join(f"; alias {alias}" for alias, preset in ALIASES.items() if preset == name)
-        console.print(f"  {'':34s}{cost_of(path)}{also}", soft_wrap=True, style="dim")
+        first, *rest = in_columns(name, [purpose, f"{cost_of(path)}{also}"], console.width)
+        console.print(first, soft_wrap=True)
+        for line in rest:
+            console.print(line, soft_wrap=True, style="dim")
     console.print("bundled runs, usable wherever a command takes RUN:")
     console.print(" ", ", ".join(f"reference:{row}" for row in list_references()), soft_wrap=True)
+
+
+def in_columns(name: str, paragraphs: Sequence[str], width: int) -> list[str]:
+    """Return lines with a name and wrapped paragraphs, to the right of it or, if narrow, below."""
+    column = 38 if width >= 110 else 6
+    lines = [
+        " " * column + line
+        for text in paragraphs
+        for line in textwrap.wrap(text, max(width - column - 1, 20), break_on_hyphens=False)
+    ]
+    if column == 6:
+        return [f"  {name}", *lines]
+    return [f"  {name:{column - 2}}{lines[0].strip()}", *lines[1:]]
 
 
 def cost_of(path: Path) -> str:

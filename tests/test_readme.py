@@ -18,7 +18,7 @@ from wdjax.experiments.commands.arguments import parse
 from wdjax.experiments.commands.play import PlayArguments
 from wdjax.experiments.commands.players import EvalArguments, ExportArguments, RenderArguments
 from wdjax.experiments.commands.report import ReportArguments
-from wdjax.experiments.commands.sweep import SweepArguments, collect
+from wdjax.experiments.commands.sweep import OPTIONS, SweepArguments, as_settings, collect
 from wdjax.experiments.commands.train import of_preset, with_flags
 from wdjax.train import load_config
 
@@ -178,7 +178,8 @@ def parse_command(command, *arguments):
         with_flags(preset, *of_preset(preset, changes), changes)
     elif command == "sweep" and complete:
         preset, *flags = arguments
-        settings, points = collect(parse(SweepArguments, "wdjax sweep", flags))
+        parsed = parse(SweepArguments, "wdjax sweep", as_settings(flags, OPTIONS))
+        settings, points = collect(parsed, load_config(preset))
         assert settings or points
         for name, values in settings.items():  # the preset accepts the first value
             if isinstance(values, list):

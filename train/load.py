@@ -40,6 +40,7 @@ from wdjax.train.storage.folder import (
 from wdjax.train.storage.metrics_log import METRICS
 from wdjax.yaml_reader import read_yaml
 
+ALL = "policies.all."  # begins the name of a field of every policy
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 
 # name of an environment -> preset that learns it in one or two minutes on 2 CPU cores
@@ -70,7 +71,8 @@ def load_config(
         trust: modules from which the config.yaml of a run may import code, as for `load_run`. All
             other YAML files are trusted.
         **changes: fields of TrainConfig; nested ones are dotted:
-            {"policies.runner.learning_rate": 1e-3}.
+            {"policies.runner.learning_rate": 1e-3}. "policies.all.learning_rate" is the field of
+            every policy.
 
     Raises:
         ValueError: if a name is unknown (the message has the closest name), a value is out of
@@ -121,7 +123,7 @@ def _changed(
         if isinstance(raw.get(block), Mapping)
     }
     raw = {**raw, **before}
-    changes = dict(_flat_changes(changes))
+    changes = dict(_flat_changes(for_each_policy(changes, raw.get("policies") or ())))
     for name, value in changes.items():
         inside = policy_fields(name, raw.get("policies") or ())
         if inside and name not in TrainConfig.__dataclass_fields__:
@@ -140,6 +142,20 @@ def _changed(
     config = read_config(raw)
     validate(config)
     return config
+
+
+def for_each_policy(changes: Mapping[str, object], policies: Iterable[str]) -> dict[str, object]:
+    """Return changes with the field of each policy in place of "policies.all.FIELD".
+
+    A policy may be named "all".
+    """
+    names = list(policies)
+    found: dict[str, object] = {}
+    for name, value in changes.items():
+        several = name.startswith(ALL) and "all" not in names
+        fields = [f"policies.{policy}.{name.removeprefix(ALL)}" for policy in names]
+        found |= dict.fromkeys(fields if several else [name], value)
+    return found
 
 
 def _flat_changes(changes: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -101,6 +101,18 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file} is not valid JSON: {error}") from error
 
 
+def find_files(folder: Path, name: str) -> list[Path]:
+    """Return the paths of all files with a name inside a folder, sorted.
+
+    Folders of checkpoints are skipped: they appear and vanish during training.
+    """
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [inside for inside in folders if inside != "checkpoints"]
+        found += [Path(place, name)] * (name in files)
+    return sorted(found)
+
+
 def require_fields(file: Path, content: Any, **kinds: type) -> None:
     """Raise ValueError, naming the file, unless its content has these fields with these types."""
     for name, kind in kinds.items():

@@ -29,6 +29,8 @@ from wdjax.train import (
     preset_path,
     read_warp_drive,
 )
+from wdjax.train.config.reading import convert
+from wdjax.yaml_reader import read_yaml_value
 
 Modules = Annotated[
     tuple[str, ...],
@@ -116,13 +118,21 @@ def schedules(
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*", metavar="FLOAT|[FLOAT FLOAT ...]|fraction FLOAT FLOAT ...",
-        instance_from_str=_schedule,
+        instance_from_str=schedule_of,
         is_instance=lambda value: isinstance(value, float | int | tuple),
         str_from_instance=_schedule_words,
     )  # fmt: skip
 
 
-def _schedule(words: list[str]) -> Schedule:
+def schedule_of(words: list[str]) -> Schedule:
+    """Return the schedule that words on the command line, or a text in YAML, specify.
+
+    Raises:
+        ValueError: for other words.
+    """
+    if words and words[0].startswith(("[", "{")):
+        with contextlib.suppress(TypeError):
+            return convert(Schedule, read_yaml_value(" ".join(words)), "schedule")
     kind, words = (Fraction, words[1:]) if words[:1] == ["fraction"] else (tuple, words)
     with contextlib.suppress(ValueError):
         numbers = [float(word) for word in words]

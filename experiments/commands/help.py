@@ -18,6 +18,7 @@ usage: wdjax train {preset} [--FIELD VALUE ...]
   wdjax train {name} --dry-run                      print sizes and memory without training
   wdjax train {name} --workdir runs/a --resume      continue from the newest checkpoint
   wdjax train {name} --num-envs 64 --total-env-steps 100_000
+  wdjax train {name} --policies.all.learning-rate 1e-3      set a field of every policy
   wdjax train {name} --lr 1e-3                      show the full name of a field
   wdjax train {name} --callbacks csv tensorboard    or wandb, or custom: package.module:function
 

@@ -1,4 +1,4 @@
-"""wdjax report: one page about one or several runs."""
+"""wdjax report: one page about one or several runs, or about a sweep."""
 
 import dataclasses
 import functools
@@ -36,11 +36,13 @@ from wdjax.experiments.commands.diff import (
 from wdjax.experiments.commands.matrix import matrix_tables, other_params
 from wdjax.experiments.report.curves import BAND, Row, draw_panels
 from wdjax.experiments.report.page import Section, folded, of_terminal, page
+from wdjax.experiments.report.sweeps import UNIT, of_settings, of_trials, read_record
 from wdjax.files import write_text
 from wdjax.metric_names import spreads_of
 from wdjax.tables import html_table
 from wdjax.train import Player, cross_play, load_run, read_metrics, save_episode, statistics
 from wdjax.train.storage.folder import RESUMABLE
+from wdjax.train.storage.sweep_folder import ASKED
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Fields that do not distinguish configurations: seed, machine, and how a run was supervised.
@@ -53,11 +55,12 @@ class ReportArguments:
 
     $ wdjax report runs/a                                     runs/a/report.html
     $ wdjax report runs/a0 runs/a1 runs/b0 --output ab.html   seeds of a configuration: mean, band
+    $ wdjax report runs/sweep_cartpole_ppo                    trials and curves, also while it runs
     """
 
     runs: Runs = ()
-    """Folders of one or more runs. FOLDER@best or FOLDER@120 selects the checkpoint for episodes
-    and cross-play."""
+    """Folders of one or more runs, or of a sweep. FOLDER@best or FOLDER@120 selects the checkpoint
+    of a run for episodes and cross-play."""
     output: File = None
     """Output file, .html (default: report.html in the folder of the first run)."""
     opponents: Names = ("random",)
@@ -84,6 +87,18 @@ def report(arguments: list[str]) -> None:
         require(getattr(parsed, name) >= 0, f"--{name}", getattr(parsed, name), "at least 0")
     require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
     require_seed(parsed.seed)
+    sweeps = [str(folder) for folder in folders if (folder / ASKED).is_file()]
+    require(len(folders) == 1 or not sweeps, "runs", sweeps, "omitted: report one sweep at a time")
+    of = of_sweep if sweeps else of_runs
+    title, sections = of(parsed, folders)
+    shown = " ".join(["wdjax report", *arguments])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, page(title, f"Written by {shown}", sections))
+    show(f"Wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
+
+
+def of_runs(parsed: ReportArguments, folders: Sequence[Path]) -> tuple[str, list[Section]]:
+    """Return the title and the sections of a page about runs."""
     fields, rows = zip(*map(_read, folders), strict=True)
     names = _names(folders)
     groups = group_runs(names, fields)
@@ -93,20 +108,56 @@ def report(arguments: list[str]) -> None:
         of_curves({group: [rows[i] for i in places] for group, places in groups.items()}),
         of_speed(names, rows),
     ]
-    load = functools.cache(functools.partial(load_run, trust=parsed.trust))
     firsts = [places[0] for places in groups.values()]
-    if parsed.episodes:
-        sections.append(
-            of_matrix(parsed, load, [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts])
-        )
-    if parsed.players:
-        sections.append(of_players(parsed, load, names[: parsed.players]))
+    played = [(names[i], parsed.runs[i], fields[i]["env"]) for i in firsts]
+    sections += of_playing(parsed, names, parsed.runs, played)
     sections.append(of_machine(names, fields))
     envs = ", ".join(dict.fromkeys(own["env"] for own in fields))
-    shown = " ".join(["wdjax report", *arguments])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, page(f"{envs}: {', '.join(names)}", f"Written by {shown}", sections))
-    show(f"Wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
+    return f"{envs}: {', '.join(names)}", sections
+
+
+def of_sweep(parsed: ReportArguments, folders: Sequence[Path]) -> tuple[str, list[Section]]:
+    """Return the title and the sections of a page about a sweep, also while it runs.
+
+    The best run has an episode and a cross-play matrix once the sweep has written it.
+    """
+    record, best = read_record(folders[0]), folders[0] / "best"
+    for trial in record.trials:
+        for own in trial.runs:
+            require_numbers(f"{folders[0]}, {UNIT[record.asked['mode']]} {trial.number}", own)
+    groups, env = record.groups(), record.asked["config"]["env"]
+    begun = sum(any(own.runs) for own in record.trials)
+    curves = of_curves(groups)
+    if len(groups) < begun:
+        words = f"Best {len(groups)} of {begun} by final value. {curves.words}"
+        curves = dataclasses.replace(curves, words=words)
+    sections = [of_trials(record), curves]
+    if (best / CONFIG).is_file():
+        sections += of_playing(parsed, ["best"], [str(best)], [("best", str(best), env)])
+    return f"{env}: sweep {record.name}", [*sections, of_settings(record)]
+
+
+def of_playing(
+    parsed: ReportArguments,
+    names: Sequence[str],
+    runs: Sequence[str],
+    played: Sequence[tuple[str, str, str]],
+) -> list[Section]:
+    """Return the cross-play matrix and the episodes, as far as the arguments ask for them.
+
+    Args:
+        parsed: arguments of the command.
+        names: names of all runs.
+        runs: folders of all runs.
+        played: (name, run, environment) of the runs in the matrix.
+    """
+    load, sections = functools.cache(functools.partial(load_run, trust=parsed.trust)), []
+    if parsed.episodes:
+        sections.append(of_matrix(parsed, load, played, len(runs) > len(played)))
+    if parsed.players:
+        shown = min(parsed.players, len(runs))
+        sections.append(of_players(parsed, load, names[:shown], runs[:shown]))
+    return sections
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
@@ -115,22 +166,24 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     Raises:
         ValueError: if the folder is not a run, or has no metrics.
     """
-    best = folder / "best" / CONFIG
-    if best.is_file():
-        raise ValueError(f"{folder} is a sweep, not a run. Report its best run, {best.parent}")
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} contains no run: {folder / CONFIG} is missing")
     file = folder / "metrics.jsonl"
     rows = read_metrics(file) if file.is_file() else []
     if not rows:
         raise ValueError(f"{folder} has nothing to report yet: metrics.jsonl is empty")
+    require_numbers(str(file), rows)
+    return fields_of(str(folder)), rows
+
+
+def require_numbers(where: str, rows: Sequence[Row]) -> None:
+    """Raise ValueError for a metric that is no number within float32, beginning with `where`."""
     for number, row in enumerate(rows, 1):
         for name, value in {"env_steps": None, **row}.items():
             known = isinstance(value, (int, float)) and not abs(value) > FLOAT32_MAX  # or NaN
-            fits = known or (value is None and name != "env_steps")
+            fits = known or name == "bad_numbers" or (value is None and name != "env_steps")
             words = "a number within the range of float32"
-            require(fits, f"{file}, line {number}: {name}", value, words)
-    return fields_of(str(folder)), rows
+            require(fits, f"{where}, line {number}: {name}", value, words)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -237,7 +290,7 @@ def of_speed(names: Sequence[str], rows: Sequence[Sequence[Row]]) -> Section:
 
 
 def of_matrix(
-    parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[str, str, str]]
+    parsed: ReportArguments, load: Callable, firsts: Sequence[tuple[str, str, str]], more: bool
 ) -> Section:
     """Evaluate the first run of each configuration (name, run, environment) and the opponents."""
     title = "Cross-play"
@@ -250,16 +303,18 @@ def of_matrix(
     cells = cross_play(learner, state, key, parsed.episodes, name=first.name, opponents=opponents)
     rows = {cell: statistics(episodes, learner.env.info_ratios) for cell, episodes in cells.items()}
     words = f"{parsed.episodes} episodes each, sampled actions, mean ± standard error"
-    words += "; first run of each configuration" if len(parsed.runs) > len(firsts) else ""
+    words += "; first run of each configuration" if more else ""
     warnings = "".join(f"<p>{html.escape(line)}</p>" for line in other_params(first, others))
     tables = "".join(f"<div>{of_terminal(table)}</div>" for table in matrix_tables(cells, rows))
     return Section(title, f'{warnings}<div class="matrices">{tables}</div>', words)
 
 
-def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) -> Section:
+def of_players(
+    parsed: ReportArguments, load: Callable, names: Sequence[str], runs: Sequence[str]
+) -> Section:
     """Show an interactive episode of each of the first runs."""
     shown = ""
-    for name, run in zip(names, parsed.runs, strict=False):
+    for name, run in zip(names, runs, strict=True):
         shown += f"<div><p><b>{html.escape(name)}</b></p>{_player(parsed, *load(run))}</div>"
     words = "Space: play or pause. Arrow keys: step. Point at an agent to see its path"
     return Section("Episodes", f'<div class="players">{shown}</div>', words)

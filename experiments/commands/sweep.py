@@ -20,8 +20,10 @@ from wdjax.experiments.commands.arguments import (
     show_warp_drive,
 )
 from wdjax.experiments.commands.help import help_text, help_topic, panels_by_tyro
+from wdjax.experiments.commands.overrides import as_settings, field_values, find_field
 from wdjax.experiments.sweep.members import (
     Point,
+    Range,
     Values,
     parse_point,
     parse_settings,
@@ -30,7 +32,7 @@ from wdjax.experiments.sweep.members import (
 from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.experiments.sweep.searching import Halving
 from wdjax.signals import STOPPED, stop_signals
-from wdjax.train import load_config, preset_path
+from wdjax.train import TrainConfig, load_config, preset_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +42,12 @@ class SweepArguments:
     The runs are every combination of values with every seed (a grid), trials proposed by Optuna
     (--search), or a population whose values change during training (--pbt).
 
-        wdjax sweep cartpole_ppo --seeds 8 --set policies.agent.learning_rate=1e-3,3e-3
-        wdjax sweep cartpole_ppo --search 64 --seeds 2 --set policies.agent.clip=uniform:0.1:0.3
-        wdjax sweep cartpole_ppo --pbt 16 --set policies.agent.learning_rate=log:1e-4:1e-2
+        wdjax sweep cartpole_ppo --seeds 8 --policies.agent.learning-rate 1e-3,3e-3
+        wdjax sweep cartpole_ppo --search 64 --seeds 2 --policies.agent.clip uniform:0.1:0.3
+        wdjax sweep cartpole_ppo --pbt 16 --policies.agent.learning-rate log:1e-4:1e-2
+
+    Every field of the preset is a flag, as for `wdjax train`: VALUE for all members, VALUE,VALUE to
+    vary it, and with --search and --pbt a range. policies.all is the field of every policy.
 
     Members that differ in seeds, env_params and (traced) hyperparameters share one program. Every
     other difference (network sizes, num_envs, algorithm) needs a separate program.
@@ -51,9 +56,8 @@ class SweepArguments:
     set: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUES")
     ] = ()
-    """Values of a field (see `wdjax train PRESET --help`), written as in YAML: VALUE for all
-    members, or VALUE,VALUE,... to vary (a schedule: [[0,1e-3],[1e6,0]]). With --search and --pbt
-    also a range: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH."""
+    """Like --FIELD VALUES. Values are written as in YAML, also lists ([64,64]) and schedules
+    ([[0,1e-3],[1e6,0]]). Ranges: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH."""
     point: Annotated[
         tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE")
     ] = ()
@@ -70,7 +74,7 @@ class SweepArguments:
     memory allows."""
     devices: int = 0
     """Number of devices that share the members. 0: all (the CPU counts as one)."""
-    workdir: Path = Path("runs/sweep")
+    workdir: Path = Path("runs/sweep_PRESET")
     """Folder of the sweep: sweep.yaml, table.csv, table.jsonl, curves.png, best/ (a run for wdjax
     eval and render)."""
     resume: bool = False
@@ -112,19 +116,25 @@ _OWN = {
     "study": "search",
     "pbt_every_updates": "pbt", "pbt_every": "pbt", "pbt_fraction": "pbt", "pbt_factors": "pbt",
 }  # fmt: skip
+OPTIONS = ("help", "no_resume", *SweepArguments.__dataclass_fields__)
 _MORE = ("point", "file", "metric", "members_at_once", "devices", "trust", "callbacks")
 
 
-def show_help(topic: str) -> None:
+def default_of(preset: str) -> SweepArguments:
+    """Return the default arguments of a sweep of this preset."""
+    return SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
+
+
+def show_help(topic: str, default: SweepArguments) -> None:
     """Print a screen, or the flags of a topic."""
     topics = {**dict.fromkeys(_MORE, "more"), **_OWN}
     panels: dict[str, list[str]] = {"sweep": [], "more": [], "search": [], "pbt": []}
-    by_tyro = panels_by_tyro(SweepArguments, "wdjax sweep PRESET")
+    by_tyro = panels_by_tyro(SweepArguments, "wdjax sweep PRESET", default=default)
     for flag in itertools.chain.from_iterable(by_tyro.values()):
         name = flag.split()[0].strip("-,").replace("-", "_")
         panels[topics.get(name, "sweep")].append(flag)
     words = inspect.cleandoc(SweepArguments.__doc__ or "")
-    usage = "usage: wdjax sweep PRESET [--FLAG VALUE ...]"
+    usage = "usage: wdjax sweep PRESET [--FIELD VALUE,VALUE ...] [--OPTION VALUE ...]"
     print(help_text("\n".join([usage, "", words, "", *panels["sweep"]]), panels, topic))
 
 
@@ -132,15 +142,14 @@ def sweep(arguments: list[str]) -> None:
     """Run `wdjax sweep`."""
     topic = help_topic(arguments)
     if topic is not None:
-        show_help(topic)
+        named = not arguments[0].startswith("-")
+        show_help(topic, default_of(arguments[0]) if named else SweepArguments())
         return
     preset, *rest = require_preset("sweep", arguments)
-    default = SweepArguments(workdir=Path("runs") / f"sweep_{preset_path(preset).stem}")
-    try:
-        parsed = parse(SweepArguments, f"wdjax sweep {preset}", rest, default=default)
-    except ValueError as error:
-        error.add_note("--set FIELD=VALUE,VALUE sets a field of the preset")
-        raise
+    default = default_of(preset)
+    parsed = parse(
+        SweepArguments, f"wdjax sweep {preset}", as_settings(rest, OPTIONS), default=default
+    )
     with stop_signals(Console()) as stop:
         run_sweep(preset, parsed, stop)
     if stop.is_set():
@@ -156,7 +165,7 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     require_options(arguments)
     show_warp_drive(preset)
     config = load_config(preset, trust=arguments.trust)
-    settings, points = collect(arguments)
+    settings, points = collect(arguments, config)
     mode = "--search" if arguments.search else "--pbt" if arguments.pbt else ""
     allowed = f"omitted with {mode}. Use --set FIELD=VALUES"
     require(not (mode and points), "--point", points[:1], allowed)
@@ -218,8 +227,27 @@ def require_options(arguments: SweepArguments) -> None:
         require(fits, f"--{name.replace('_', '-')}", getattr(arguments, name), allowed)
 
 
-def collect(arguments: SweepArguments) -> tuple[dict[str, Values], list[Point]]:
-    """Return (field -> values, points) of the command line and of --file."""
-    settings, points = read_settings(arguments.file) if arguments.file else ({}, [])
-    points = [parse_point(words) for words in arguments.point] + points
-    return parse_settings(arguments.set, settings), points
+def collect(
+    arguments: SweepArguments, config: TrainConfig
+) -> tuple[dict[str, Values], list[Point]]:
+    """Return (field -> values, points) of the command line and of --file.
+
+    Raises:
+        ValueError: for an unknown field of `config`, or one that is repeated.
+    """
+    given, listed = read_settings(arguments.file) if arguments.file else ({}, [])
+    given = parse_settings(arguments.set, given)
+    several = [*map(parse_point, arguments.point), *listed]
+    strict = not any(name.endswith(".algorithm") for name in itertools.chain(given, *several))
+    settings: dict[str, Values] = {}
+    for name, own in given.items():
+        field = find_field(config, name, OPTIONS, strict)
+        require(field not in settings, f"--{name}", own, f"given once for {field}")
+        settings[field] = own if isinstance(own, Range) else field_values(config, field, own)
+    points: list[Point] = []
+    for point in several:
+        points.append({})
+        for name, value in point.items():
+            field = find_field(config, name, strict=strict)
+            (points[-1][field],) = field_values(config, field, [value])
+    return settings, points

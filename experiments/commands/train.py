@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import jax
 import tyro
 
+from wdjax.checks import require
 from wdjax.console import Console, show
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
@@ -26,6 +27,7 @@ from wdjax.experiments.commands.arguments import (
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic, panels_by_tyro
+from wdjax.experiments.commands.overrides import for_each_policy
 from wdjax.kernels.backend import on_cpu
 from wdjax.lazy import no_garbage_collection
 from wdjax.signals import STOPPED
@@ -89,6 +91,8 @@ def train(arguments: list[str]) -> None:
         print("wdjax train PRESET --help lists its fields by topic")
         return
     preset, *changes = with_flat_options(require_preset("train", arguments))
+    allowed = "left to wdjax sweep. Use --FIELD VALUE, such as --policies.all.learning-rate 1e-3"
+    require("--set" not in changes, "option", "--set", allowed)
     if "--deterministic" in changes:  # before the first computation: XLA reads its flags once
         make_deterministic()
     if topic is None:
@@ -142,6 +146,7 @@ def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
 def of_preset(preset: str, changes: Sequence[str]) -> tuple[TrainConfig, TrainArguments]:
     """Return a preset without changes, and the default arguments of a run with its algorithms."""
     raw = load_config(preset, trust=named_modules(changes))
+    changes = for_each_policy(changes, raw.policies)
     config = with_algorithms(complete_env_params(raw), changes)
     return raw, TrainArguments(config, workdir=Path("runs") / preset_path(preset).stem)
 
@@ -150,6 +155,7 @@ def with_flags(
     preset: str, raw: TrainConfig, default: TrainArguments, changes: list[str]
 ) -> TrainArguments:
     """Return the default arguments changed by flags; raise ValueError or TypeError for bad ones."""
+    changes = for_each_policy(changes, raw.policies)
     parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
     parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
     change_config(parsed.config)  # validates it

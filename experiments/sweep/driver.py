@@ -14,7 +14,7 @@ from wdjax.console import Console
 from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.experiments.sweep.table import draw_curves, point_words, write_table
-from wdjax.files import make_folder_inside
+from wdjax.files import find_files, make_folder_inside
 from wdjax.progress import announce, progress_bar
 from wdjax.signals import stop_signals
 from wdjax.train import (
@@ -101,7 +101,9 @@ class Sweep:
                     raise Stopped
 
     @contextlib.contextmanager
-    def progress(self, members: Sequence[Member], folder: Path) -> Iterator[Callback]:
+    def progress(
+        self, members: Sequence[Member], folder: Path, share: float = 1.0
+    ) -> Iterator[Callback]:
         """Show the env steps of all members, and their rate.
 
         Yield a callback.
@@ -109,10 +111,12 @@ class Sweep:
         Args:
             members: all members.
             folder: contains the metrics of their earlier chunks.
+            share: expected share of the members' env steps, below 1 if some members end early.
         """
         done = {row["member"]: row["env_steps"] for row in read_rows(folder)}
         steps = [own.config.num_updates * own.config.env_steps_per_update for own in members]
-        total, before, clock = sum(steps), sum(done.values()), time.perf_counter()
+        total = max(round(share * sum(steps)), sum(done.values()))
+        before, clock = sum(done.values()), time.perf_counter()
         with progress_bar(self.console, total, before) as show:
 
             def bar(run: Any, row: Row) -> None:
@@ -222,7 +226,7 @@ def choose_metric(metric: str | None, population: Population) -> str:
 
 def read_rows(folder: Path) -> list[Row]:
     """Return the rows of all metrics.jsonl inside a folder."""
-    return [row for file in sorted(folder.rglob("metrics.jsonl")) for row in read_metrics(file)]
+    return [row for file in find_files(folder, "metrics.jsonl") for row in read_metrics(file)]
 
 
 def load_member(

@@ -32,6 +32,7 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.table import best_member, draw_history
 from wdjax.train import Callback, Population, TrainConfig, TrainState, plain_config, with_hypers
+from wdjax.train.load import for_each_policy
 from wdjax.train.state.hypers import OLD_BLOCK
 
 FACTORS = (0.8, 1.25)  # 0.8 * 1.25 = 1
@@ -97,7 +98,12 @@ def evolve(  # noqa: D417  (as for `sweep`)
     """
     base = as_config(config)
     require_integer("members", members, 2)
-    settings = {name: parse_values(name, several) for name, several in values.items()}
+    settings = {}
+    for name, several in values.items():
+        fields = list(for_each_policy({name: several}, base.policies))
+        words = f"of one policy: {' or '.join(fields)}"
+        require(len(fields) == 1, "field", name, words)
+        settings[fields[0]] = parse_values(name, several)
     bounds = bounds_of(settings)
     drawn = draw_members(base, settings, members)
     require_traced(drawn[0].config, bounds, trust)

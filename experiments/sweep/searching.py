@@ -34,7 +34,7 @@ from wdjax.experiments.sweep.members import (
     varying,
 )
 from wdjax.experiments.sweep.optuna_study import Study, open_study, require_optuna
-from wdjax.experiments.sweep.table import best_member, final_table, last_known, point_words
+from wdjax.experiments.sweep.table import best_member, final_table, last_known, trial_table
 from wdjax.files import read_json, require_fields, write_text
 from wdjax.train import Callback, Population, TrainConfig, plain_config
 
@@ -251,7 +251,8 @@ def train_trials(
     batches: list[Batch] = []
     scores: dict[int, float | None] = {}
     alive, rows = list(configs), []
-    with running.progress(members, folder / "rungs") as bar:
+    share = trained_share(members, halving)
+    with running.progress(members, folder / "rungs", share) as bar:
         for rung in range(1 + (halving.rungs if halving else 0)):
             going = [member for member in members if member.point in alive]
             populations = make_populations(going, running.devices, running.trust, known)
@@ -294,6 +295,20 @@ def survivors(trials: Sequence[int], scores: dict[int, float | None], reduction:
     return [trial for trial in trials if trial in best[: -(-len(trials) // reduction)]]
 
 
+def trained_share(members: Sequence[Member], halving: Halving | None) -> float:
+    """Return the share of the members' env steps that is trained; halving skips the others.
+
+    It is exact if all trials have the same number of updates.
+    """
+    updates = max(member.config.num_updates for member in members)
+    going = trials = len({member.point for member in members})
+    trained = 0
+    for first, last in rung_spans(updates, halving):
+        trained += going * (last - first)
+        going = -(-going // halving.reduction) if halving else going
+    return trained / (trials * updates)
+
+
 def conclude(
     running: Sweep, study: Study, members: Sequence[Member], rows: Sequence[Row], metric: str
 ) -> None:
@@ -305,9 +320,7 @@ def conclude(
         running.say("No trial has a score, because no episode ended")
         return
     names = varying(study.settings)
-    running.say(
-        f"Best trial: {best['trial']} ({point_words(best, names)}), score {best['score']:.2f}"
-    )
+    running.console.print(trial_table(study.table(), names))
     own = {member.number: member for member in members if member.point == best["trial"]}
     run = best_member(final_table(list(own.values()), rows, metric))
     if run is not None:

@@ -19,6 +19,7 @@ from wdjax.files import write_text
 from wdjax.train import read_metrics
 
 MOST_CURVES = 10  # matplotlib has ten colors
+MOST_TRIALS = 20  # printed
 CAPTION = (
     "score: mean ± sample standard deviation over seeds; "
     "IQM: interquartile mean over seeds [95 % interval]; "
@@ -82,13 +83,26 @@ def varied_fields(members: Sequence[Member]) -> list[str]:
     return [name for name in first if any(member.values[name] != first[name] for member in members)]
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return the last parts of names of fields, or longer ones where last parts are equal."""
+    last = [name.split(".")[-1] for name in names]
+    return [
+        short if last.count(short) == 1 else name.removeprefix("policies.")
+        for short, name in zip(last, names, strict=True)
+    ]
+
+
 def point_words(values: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return the values of some fields, by short names: "learning_rate 0.001, length 0.5"."""
-    words = [f"{name.split('.')[-1]} {_short(values[name])}" for name in names]
+    words = [
+        f"{short} {short_value(values[name])}"
+        for short, name in zip(short_names(names), names, strict=True)
+    ]
     return ", ".join(words) or "all members"
 
 
-def _short(value: Any) -> str:
+def short_value(value: Any) -> str:
+    """Return a value with four significant digits if it is a float."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -101,8 +115,7 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
         if row["score"] is not None:
             scores[members[row["member"]].point].append(row["score"])
     best = sorted(scores, key=lambda point: -np.mean(scores[point]))[:MOST_CURVES]
-    short = [name.split(".")[-1] for name in names]
-    printed = Table(*short, caption=CAPTION, caption_justify="left")
+    printed = Table(*short_names(names), caption=CAPTION, caption_justify="left")
     for column in ("score ± SD", "IQM", "P(best > this)", "seeds"):
         printed.add_column(column, justify="right")
     for point in best:
@@ -110,11 +123,39 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
         middle, low, high = interval_of_mean(found)
         better = probability_of_improvement(np.array(scores[best[0]]), found)
         printed.add_row(
-            *(_short(values[point][name]) for name in names),
+            *(short_value(values[point][name]) for name in names),
             f"{found.mean():.2f}" + (f" ± {found.std(ddof=1):.2f}" if len(found) > 1 else ""),
             f"{middle:.4g} " + ("[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"),
             "" if point == best[0] else f"{better:.2f}",
             str(len(found)),
+        )
+    return printed
+
+
+def trial_table(table: Sequence[Row], names: Sequence[str]) -> Table:
+    """Return the table that is printed for a search: its trials, the best ones first.
+
+    Args:
+        table: rows of the study.
+        names: fields that vary.
+    """
+    # scores of pruned trials are of shorter runs
+    rank = lambda row: (row["score"] is not None, row["state"] == "complete", row["score"] or 0.0)  # noqa: E731
+    best = sorted(table, key=rank, reverse=True)[:MOST_TRIALS]
+    few = f"; best {len(best)} of {len(table)} trials" if len(best) < len(table) else ""
+    caption = f"score: mean over seeds; a pruned trial has a shorter run{few}"
+    printed = Table(caption=caption, caption_justify="left")
+    for column in ("trial", *short_names(names), "score", "env steps"):
+        printed.add_column(column, justify="right")
+    printed.add_column("state")
+    for row in best:
+        score, steps = row["score"], row["env_steps"]
+        printed.add_row(
+            str(row["trial"]),
+            *(short_value(row[name]) for name in names),
+            "-" if score is None else f"{score:.2f}",
+            "-" if steps is None else f"{steps:,}",
+            row["state"],
         )
     return printed
 

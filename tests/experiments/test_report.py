@@ -171,7 +171,9 @@ def test_a_member_of_a_sweep_has_no_speed():
     (["{}/huge"], "huge/metrics.jsonl, line 1: agent/episode_return = 100000"),
     (["{}/steps"], "steps/metrics.jsonl, line 1: env_steps = None: must be a number"),
     (["{}/bytes"], "bytes/metrics.jsonl, line 1, is not valid JSON"),
-    (["{}/sweep"], "sweep is a sweep, not a run. Report its best run, "),
+    (["{}/sweep"], "sweep has nothing to report yet: no chunk is complete"),
+    (["{}/sweep", "{}/a"], "must be omitted: report one sweep at a time"),
+    (["{}/odd"], "unknown mode in {}/odd/sweep.yaml 'gird': did you mean 'grid'?"),
     (["{}/a", "--output", "a.pdf"], "--output = 'a.pdf': must be a file that ends in .html"),
     (["{}/a", "--players", "-1"], "--players = -1: must be at least 0"),
     (["{}/a", "--episode", "3"], "did you mean --episodes?"),
@@ -183,10 +185,13 @@ def test_bad_input_of_report_is_one_sentence(tmp_path, capsys, arguments, words)
     a_run(tmp_path / "huge", [10**400])
     for name, line in {"steps": b'{"updates": 1}\n', "bytes": b"\xff\n"}.items():
         (Path(a_run(tmp_path / name, [1.0])) / "metrics.jsonl").write_bytes(line)
-    a_run(tmp_path / "sweep" / "best", [1.0])
+    for name, mode in (("sweep", "grid"), ("odd", "gird")):
+        (tmp_path / name).mkdir()
+        asked = {"mode": mode, "config": {"env": "own:Game", "policies": {}}}
+        (tmp_path / name / "sweep.yaml").write_text(yaml.safe_dump(asked))
     with pytest.raises(SystemExit):
         main(["report", *(word.format(tmp_path) for word in arguments)])
-    assert words in " ".join(capsys.readouterr().err.split())
+    assert words.format(tmp_path) in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from probes import tiny_config, tiny_policy
 
 from wdjax.experiments import cli
 from wdjax.experiments import sweep as kinds
+from wdjax.experiments.commands.train import of_preset, with_flags
 from wdjax.experiments.sweep import Halving, Selection
 from wdjax.experiments.sweep.members import Range
-from wdjax.train import load_config, load_run, plain_config
+from wdjax.train import change_config, load_config, load_run, plain_config
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE = "policies.agent.learning_rate"
@@ -76,6 +77,59 @@ def test_arguments_of_a_grid(called, tmp_path):
     assert options == COMMON | changes
 
 
+def test_fields_are_flags_of_a_sweep(called):
+    """They are written as for train; values are separated by commas."""
+    _, (values, *_), options = called(
+        "--policies.all.learning-rate", "1e-3,0 1e-3 1e6 1e-4,{fraction: [[0, 1e-3], [1, 0]]}",
+        "--seeds=2", "--policies.agent.network.hidden_sizes", "64", "64,32", "--kernels=False",
+        "--set", "env-params.length=0.5", "--policies.agent.opponents.runs/a-b", "0.5",
+    )  # fmt: skip
+    assert values == {
+        "policies.all.learning_rate": [
+            1e-3,
+            [[0.0, 1e-3], [1e6, 1e-4]],
+            {"fraction": [[0, 1e-3], [1, 0]]},
+        ],
+        "policies.agent.network.hidden_sizes": [[64, 64], [32]],
+        "kernels": [False],
+        "env_params.length": [0.5],
+        "policies.agent.opponents.runs/a-b": [0.5],
+    }
+    assert options == {**COMMON, "members_at_once": 0}
+    line = ["--policies.agent.algorithm", "DQN", "--policies.agent.epsilon", "0.1,0.2"]
+    assert called(*line)[1][0] == {
+        "policies.agent.algorithm": ["DQN"],
+        "policies.agent.epsilon": [0.1, 0.2],
+    }
+    _, (values, *_), _ = called("--search", "4", "--policies.all.clip", "uniform:0.1:0.3")
+    assert values == {"policies.all.clip": Range("uniform", 0.1, 0.3)}
+
+
+def test_one_flag_sets_a_field_of_every_policy():
+    line = ["--policies.all.learning-rate", "0", "2e-3", "100", "1e-3"]
+    line += ["--policies.runner.learning_rate", "[[0, 5e-3], [9, 0]]", "--policies.all.clip=0.3"]
+    parsed = with_flags("tag_small", *of_preset("tag_small", line), line)
+    tagger, runner = parsed.config.policies.values()
+    assert tagger.learning_rate == ((0.0, 2e-3), (100.0, 1e-3))
+    assert runner.learning_rate == ((0.0, 5e-3), (9.0, 0.0))
+    assert tagger.options.clip == runner.options.clip == 0.3
+    config = load_config("tag_small", **{"policies.all.learning_rate": 1e-2})
+    assert {own.learning_rate for own in config.policies.values()} == {1e-2}
+
+
+def test_a_policy_may_be_named_all():
+    named = {"policies": {"all": {"agents": ["runner"]}, "tagger": {"learning_rate": 1e-3}}}
+    config = change_config(
+        load_config("tag_small", **named), **{"policies.all.learning_rate": 1e-2}
+    )
+    assert [own.learning_rate for own in config.policies.values()] == [1e-2, 1e-3]
+
+
+def test_a_population_of_several_policies_varies_one_at_a_time():
+    with pytest.raises(ValueError, match=r"of one policy: policies.tagger.clip or policies.runner"):
+        kinds.evolve("tag_small", {"policies.all.clip": [0.1, 0.2]}, members=2)
+
+
 def test_arguments_of_a_search(called):
     name, own, options = called(
         "--search", "64", "--seeds", "2", "--set", f"{RATE}=log:1e-4:1e-2", "--batch", "8",
@@ -112,12 +166,15 @@ def test_help_lists_the_options_of_each_kind(capsys):
         "--set FIELD=VALUES",
         "--search",
         "--pbt",
-        "--seeds 8 --set",
+        "--seeds 8 --policies.agent.learning-rate 1e-3,3e-3",
         "members-at-once",
         "--resume",
     ):
         assert words in said
     assert len(said.splitlines()) <= 45
+    assert "runs/sweep_PRESET)" in said
+    cli.main(["sweep", "cartpole_ppo", "--help"])
+    assert "(default: runs/sweep_cartpole_ppo)" in " ".join(capsys.readouterr().out.split())
     cli.main(["sweep", "cartpole_ppo", "--help", "search"])
     said = capsys.readouterr().out
     assert "--halving INT" in said

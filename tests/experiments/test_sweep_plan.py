@@ -20,7 +20,7 @@ from wdjax.experiments.sweep.members import (
     read_settings,
 )
 from wdjax.experiments.sweep.pbt import bounds_of, draw_members
-from wdjax.experiments.sweep.searching import rung_spans, survivors, trial_scores
+from wdjax.experiments.sweep.searching import rung_spans, survivors, trained_share, trial_scores
 from wdjax.experiments.sweep.table import (
     best_member,
     draw_curves,
@@ -28,6 +28,7 @@ from wdjax.experiments.sweep.table import (
     last_known,
     point_table,
     point_words,
+    trial_table,
     varied_fields,
     write_table,
 )
@@ -390,6 +391,39 @@ def test_scores_have_a_sample_deviation(config):
     assert list(printed.columns[0].cells) == ["238.70 ± 196.15"]
     assert list(point_table(members, table[:1]).columns[0].cells) == ["100.00"]
     assert "sample standard deviation" in printed.caption
+
+
+def test_equal_last_parts_of_fields_have_longer_names():
+    rates = {"policies.a.learning_rate": 1e-3, "policies.b.learning_rate": 1e-2, "num_envs": 2}
+    words = "a.learning_rate 0.001, b.learning_rate 0.01, num_envs 2"
+    assert point_words(rates, list(rates)) == words
+
+
+def test_a_search_prints_its_best_trials():
+    rows = [("pruned", 9.0, 20), ("complete", 4.0, 40), ("fail", None, None), ("complete", 6.5, 40)]
+    table = [
+        {"trial": i, RATE: 1e-3 * i, "score": score, "state": state, "env_steps": steps}
+        for i, (state, score, steps) in enumerate(rows)
+    ]
+    printed = trial_table(table, [RATE])
+    assert list(zip(*(column.cells for column in printed.columns), strict=True)) == [
+        ("3", "0.003", "6.50", "40", "complete"),
+        ("1", "0.001", "4.00", "40", "complete"),
+        ("0", "0", "9.00", "20", "pruned"),
+        ("2", "0.002", "-", "-", "fail"),
+    ]
+    many = trial_table([row | {"trial": i} for row in table for i in range(6)], [RATE])
+    assert len(many.rows) == 20
+    assert "best 20 of 24 trials" in many.caption
+
+
+def test_the_bar_of_a_search_counts_what_halving_trains(config):
+    members = make_members(config, [{RATE: 1e-3 * (i + 1)} for i in range(5)], [0, 1])
+    updates = config.num_updates
+    assert trained_share(members, None) == 1.0
+    half = updates // 2  # three of five trials continue
+    share = (5 * half + 3 * (updates - half)) / (5 * updates)
+    assert trained_share(members, Halving(2, 1)) == pytest.approx(share)
 
 
 @pytest.mark.slow  # matplotlib

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,19 @@ def test_the_better_half_continues(whole):
         for row in table
     )
     assert read_table(folder) == table
+
+
+@pytest.mark.slow
+def test_the_bar_reaches_its_end_and_the_trials_are_printed(capsys):
+    search(CONFIG, VALUES, trials=2, batch=2, seeds=2, halving=Halving(2, 1), quiet=False)
+    said = capsys.readouterr().out
+    done, total = re.findall(r"(\d+) of (\d+) env steps", said)[-1]
+    assert done == total == str(2 * 2 * 96 + 2 * 96)
+    assert re.search(r"trial .* learning_rate .* gamma .* score .* env steps .* state", said)
+    assert [line.split()[-2] for line in said.splitlines() if line.startswith("│")] == [
+        "complete",
+        "pruned",
+    ]
 
 
 @pytest.mark.slow

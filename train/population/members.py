@@ -1,14 +1,21 @@
 """The members of a population: their configurations and members.json."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 
 from wdjax.checks import require
-from wdjax.files import make_folder_inside, read_json, read_text, require_fields, write_text
+from wdjax.files import (
+    find_files,
+    make_folder_inside,
+    read_json,
+    read_text,
+    require_fields,
+    write_text,
+)
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.learner.setup import require_config
@@ -94,18 +101,24 @@ def state_of(states: TrainState, place: int) -> TrainState:
     return jax.device_put(jax.tree.map(lambda leaf: leaf[place], states), jax.local_devices()[0])
 
 
+def read_batches(workdir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield (folder, content of members.json) of all batches in a folder, the last one first."""
+    for file in reversed(find_files(workdir, "members.json")):
+        content = read_json(file)
+        require_fields(file, content, size=int, members=list)
+        for member in content["members"]:
+            require_fields(file, member, member=int, seed=int, values=dict)
+        yield file.parent, content
+
+
 def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any]]:
     """Return (folder, content of members.json) of the last batch of a member.
 
     Raises:
         FileNotFoundError: if no batch has a checkpoint of this member.
     """
-    for file in sorted(workdir.rglob("members.json"), reverse=True):
-        content = read_json(file)
-        require_fields(file, content, size=int, members=list)
-        for member in content["members"]:
-            require_fields(file, member, member=int, seed=int, values=dict)
+    for folder, content in read_batches(workdir):
         inside = any(member["member"] == number for member in content["members"])
-        if inside and any((file.parent / "checkpoints").glob("[0-9]*")):
-            return file.parent, content
+        if inside and any((folder / "checkpoints").glob("[0-9]*")):
+            return folder, content
     raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")

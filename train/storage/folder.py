@@ -313,16 +313,16 @@ def plain_config(config: TrainConfig) -> dict[str, Any]:
         own |= own.pop("options")
     for name in [name for team in config.teams.values() for name in team.policies]:
         del values["policies"][name]["algorithm"]  # its team has one
-    return _plain(values)
+    return plain_value(values)
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return nested mappings, tuples and NumPy values as values that YAML writes without tags."""
     if isinstance(value, Fraction):
-        return {"fraction": _plain(list(value))}
+        return {"fraction": plain_value(list(value))}
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain_value(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
     return np.asarray(value).tolist() if is_array else value

@@ -22,7 +22,7 @@ from wdjax.train import (
     plain_config,
     read_config,
 )
-from wdjax.train.config.facts import in_env_steps
+from wdjax.train.config.facts import in_env_steps, is_scheduled, leaves
 from wdjax.train.host.progress import schedule_warnings
 from wdjax.train.load import PRESETS
 from wdjax.train.storage.folder import load_run_config
@@ -176,11 +176,24 @@ def test_presets_fit_their_length():
     for file in PRESETS.glob("*.yaml"):
         given = load_config(file)
         ends = list(schedule_warnings(given, in_env_steps(given, given.total_env_steps)))
-        assert len(ends) == (file.stem == "rice")  # WarpDrive's own, for a longer run
+        assert ends == []
+        for policy in given.policies.values():
+            for _, fields, own in leaves(policy):
+                assert not is_scheduled(fields[-1]) or isinstance(own, float | Fraction), file.stem
     assert fields_of("acrobot_ppo")[RATE] == [[0.0, 1e-3], [500_000.0, 0.0]]
     assert (
         fields_of("tag_continuous_ppo")["policies.runner.past_selves_fraction"][1][0] == 6_500_000.0
     )
+
+
+def test_rice_follows_the_schedule_of_its_reference():
+    """RICE-N's own schedule is for 5,000,000 env steps; `rice` ends after 20,000."""
+    reference = ((0.0, 0.5), (1e6, 0.1), (5e6, 0.05))
+    config = load_config("rice")
+    points = fields_of("rice")["policies.region.entropy_coefficient"]
+    for step in range(0, config.total_env_steps + 1, config.env_steps_per_update):
+        values = [np.interp(step, *zip(*own, strict=True)) for own in (points, reference)]
+        assert values[0] == pytest.approx(values[1], rel=1e-7)
 
 
 def test_of_points_at_one_env_step_the_last_counts():
