@@ -146,7 +146,6 @@ def test_search_prints_all_scores(tmp_path):
     assert "41.5" in text.getvalue()
 
 
-@later(38, "agents at the walls cover the numbers at the axes")
 @pytest.mark.parametrize("direction", [-np.pi / 2, np.pi], ids=["down", "left"])
 def test_agents_at_walls_do_not_cover_axis_numbers(direction):
     scene = tag_scene(direction)
@@ -164,7 +163,6 @@ def test_agents_at_walls_do_not_cover_axis_numbers(direction):
     ]
 
 
-@later(38, "colours differ between curves and report")
 @pytest.mark.parametrize("names", [("agent",), ("harvester", "planner")], ids=" ".join)
 def test_curves_and_report_use_equal_colors(names, monkeypatch):
     monkeypatch.setattr(report_curves, "as_svg", lambda figure: figure)
@@ -178,7 +176,6 @@ def test_curves_and_report_use_equal_colors(names, monkeypatch):
     assert curves == report
 
 
-@later(38, "legends differ in their order")
 def test_player_and_report_list_policies_in_equal_order():
     rows = rows_of({"tagger": 1.0, "runner": 2.0}, [100, 200])
     names = ("tagger", "runner")
@@ -186,7 +183,6 @@ def test_player_and_report_list_policies_in_equal_order():
     assert player == labels_of(draw_panels({"run": [rows]})[0], names)
 
 
-@later(38, "legends differ in their order")
 def test_curves_and_report_list_policies_in_equal_order():
     rows = rows_of({"tagger": 1.0, "runner": 2.0}, [100, 200])
     names = ("tagger", "runner")
@@ -195,7 +191,6 @@ def test_curves_and_report_list_policies_in_equal_order():
     assert [name for name in curves if name in names] == report
 
 
-@later(38, "equal returns hide each other")
 def test_equal_curves_are_distinguishable():
     rows = rows_of({"a": 1.0, "b": 1.0}, [100, 200])
     lines = draw_run(rows, most=1).axes[0].lines
@@ -203,14 +198,12 @@ def test_equal_curves_are_distinguishable():
     assert len(styles) == 2
 
 
-@later(18, "returns are sums over agents, without a word of it")
 def test_progress_bar_defines_returns():
     config = load_config("tag_small")
     row = rows_of({"tagger": 55.63, "runner": -7.0}, [1000])[0]
     assert re.search(r"agent|sum|total", words_of_run(config, row))
 
 
-@later(18, "returns are sums over agents, without a word of it")
 def test_curves_define_returns():
     (label,) = [
         label for label in quantities(rows_of({"tagger": 55.63}, [1000])) if "return" in label
