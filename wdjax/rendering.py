@@ -306,9 +306,7 @@ def add_record(scene: Scene, record: Any, groups: Sequence[str] = ()) -> Scene:
         total = np.cumsum(reward.sum(axis=tuple(range(1, reward.ndim)), dtype=np.float64))
         label = group if len(rewards) > 1 else ""
         returns.append(Series(np.append(0.0, total), colors.get(group) or next(unused), label))
-    several = any(math.prod(reward.shape[1:]) > 1 for reward in rewards.values())  # agents in a group
-    plot = Plot("total return" if several else "return", returns)
-    scene = dataclasses.replace(scene, plots=(*scene.plots, plot))
+    scene = dataclasses.replace(scene, plots=(*scene.plots, Plot("return", returns)))
     if record.obs is None or scene.num_frames == 1:
         return scene
     obs = record.obs if grouped else {SINGLE_AGENT: record.obs}

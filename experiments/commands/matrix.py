@@ -31,7 +31,9 @@ def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list
     shown = [f"{role} return" for role in roles]
     hidden = return_statistics(first).keys() - set(shown)
     counts = {f"{role} return": first.agent_return[role].shape[1] for role in roles}
-    heads = {name: f"{name} (sum of {count} agents)" for name, count in counts.items() if count > 1}
+    heads = {
+        name: f"{name}\n(sum of {count} agents)" for name, count in counts.items() if count > 1
+    }
     names = [name for name in next(iter(rows.values())) if name not in hidden]
     if len(roles) == 2 and len(rows) > 4:
         down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
@@ -42,7 +44,7 @@ def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list
                 Table(
                     f"{roles[0]} \\ {roles[1]}",
                     *columns,
-                    title=heads.get(name, name),
+                    title=heads.get(name, name).replace("\n", " "),
                     title_justify="left",
                 )
             )

@@ -265,7 +265,10 @@ def of_players(parsed: ReportArguments, load: Callable, names: Sequence[str]) ->
     shown = ""
     for name, run in zip(names, parsed.runs, strict=False):
         shown += f"<div><p><b>{html.escape(name)}</b></p>{_player(parsed, *load(run))}</div>"
-    words = "Space: play or pause. Arrow keys: step. Point at an agent to see its path"
+    words = (
+        "Space: play or pause. Arrow keys: step. Point at an agent to see its path. Returns are "
+        "sums over the agents of a group"
+    )
     return Section("Episodes", f'<div class="players">{shown}</div>', words)
 
 

@@ -35,7 +35,7 @@ def colors_of(names: Iterable[str]) -> dict[str, str]:
 def widen_covered(lines: Sequence["Line2D"]) -> None:
     """Widen lines that later ones would hide, so that their colors show on both sides."""
     for line, count in zip(lines, covered([line.get_ydata() for line in lines]), strict=True):
-        line.set_linewidth(line.get_linewidth() + 2.5 * count)
+        line.set_linewidth(line.get_linewidth() + 3 * count)
 
 
 @contextlib.contextmanager
