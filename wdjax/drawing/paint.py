@@ -344,7 +344,7 @@ def curves_of(scene: Scene, layout: Layout) -> list[tuple[Series, np.ndarray]]:
 def draw_curves(canvas: Canvas, curves: list[tuple[Series, np.ndarray]], k: float, t: int) -> None:
     """Highlight the result of `curves_of` up to frame t; covered curves are wider than others."""
     for series, points in curves:
-        canvas.lines(points[None, : t + 1], series.color, 1.7 * series.wide * k, 1.0, False)
+        canvas.lines(points[None, : t + 1], series.color, (2.7 * series.wide - 1) * k, 1.0, False)
         dot = points[t] + (2 + series.wide) * k * DISC
         canvas.polygons(dot[None], series.color, np.ones(1), 0.0, False)
 

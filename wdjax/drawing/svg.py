@@ -303,7 +303,7 @@ def _move_curves(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> Non
     scene = dataclasses.replace(scene, extent=(0, 0, width, height), margin=0.0)
     for series, points in curves_of(scene, layout):
         wide, color = series.wide, series.color
-        canvas.lines(points[None], color, 1.5 * wide * layout.unit, 0.8, False)
+        canvas.lines(points[None], color, (2.5 * wide - 1) * layout.unit, 0.8, False)
         x, y = points[:, :1], height - points[:, 1:]
         _move_shapes(
             canvas, scene, pixels, Shapes(x, y, DISC, (2 + wide) * layout.unit, 0, color), clock
