@@ -171,6 +171,8 @@ NOT_INSTALLED = {
         "reference.worlds",
     )
 }
+SOURCE_FOLDERS = ("wdjax", "src", *FOLDERS)  # of a build
+SOURCE_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 LARGEST_WHEEL = 1_200_000  # bytes
 
 
@@ -199,14 +201,20 @@ def test_installed_modules_do_not_import_programs_of_maintainers():
 def built(tmp_path_factory):
     """Return the folder with an sdist and its wheel, built from a copy of the sources."""
     sources, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
-    for name in ("wdjax", "src", *FOLDERS):
+    for name in SOURCE_FOLDERS:
         shutil.copytree(ROOT / name, sources / name, symlinks=True)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in SOURCE_FILES:
         shutil.copy(ROOT / name, sources)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, sources]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
+
+
+def test_container_image_copies_the_sources_of_a_build():
+    text = (ROOT / "experiments" / "cluster" / "Dockerfile").read_text(encoding="utf8")
+    lines = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    assert {name for line in lines for name in line} == {*SOURCE_FOLDERS, *SOURCE_FILES}
 
 
 def packaged_files():
