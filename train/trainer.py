@@ -16,7 +16,6 @@ from wdjax.console import Console
 from wdjax.drawing.figures import without_picture
 from wdjax.env_checker import check_env
 from wdjax.kernels.backend import on_cpu
-from wdjax.metric_names import summed_over
 from wdjax.progress import progress_bar
 from wdjax.signals import stop_signals
 from wdjax.tables import html_table
@@ -188,15 +187,11 @@ class Trainer:
     def _repr_html_(self) -> str:
         config, history = self.config, self.history
         last = history[-1] if history else {}
-        unit = f" ({words})" if (words := summed_over(last)) else ""
         rows = {
             "folder": self.workdir,
             "env": config.env,
             "done": f"{last.get('env_steps', 0):,} of {config.total_env_steps:,} env steps",
-            **{
-                f"{name} return{unit}": last.get(f"{name}/episode_return")
-                for name in config.policies
-            },
+            **{f"{name} return": last.get(f"{name}/episode_return") for name in config.policies},
         }
         if self.best_score is not None:
             rows[f"best {config.best_by}"] = self.best_score
