@@ -26,7 +26,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; v >= (3, 11) and v < (3, 
 	"%s is Python %d.%d: wdjax requires Python 3.11, 3.12 or 3.13. Remove $(VENV) if it exists, and choose another" \
 	% (sys.executable, *v) + " one: make PYTHON=python3.12")
 
-.PHONY: help train test test-slow test-all lint docs clean
+.PHONY: help train test test-slow test-all coverage lint docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make test       set up $(VENV) with development tools and run the quick tests"
 	@echo "make test-slow  run the slow tests"
 	@echo "make test-all   run all tests"
+	@echo "make coverage   run the quick tests and report the lines that they run; coverage.xml is for other tools"
 	@echo "make lint       run ruff and mypy"
 	@echo "make docs       build the site in docs/_build/html and run the notebooks; EXECUTE=0 skips running them"
 	@echo "make clean      remove $(VENV) and build outputs, but not runs/"
@@ -61,6 +62,9 @@ test-slow: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
 
+coverage: $(DEV_STAMP)
+	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) -m "not slow" --cov --cov-report=term --cov-report=xml $(PYTEST_ARGS)
+
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -72,7 +76,7 @@ docs: $(DEV_STAMP)
 	JAX_PLATFORMS=cpu EXECUTE=$(EXECUTE) $(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/notebooks *.egg-info .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/notebooks *.egg-info .ruff_cache .hypothesis .coverage* coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

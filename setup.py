@@ -14,9 +14,10 @@ if not (Path(__file__).parent / "src" / "wdjax" / "envs").is_dir():
 from setuptools import setup  # after the check, because newer Pythons lack setuptools
 from setuptools.command.build_py import build_py
 
-# Package -> modules that are not installed. `packages.find.exclude` excludes whole packages only.
+# Package -> modules that are not installed. pyproject.toml excludes whole packages.
 NOT_INSTALLED = {
     "wdjax.experiments.benchmarks": (
+        "agents",
         "agreement",
         "alternate",
         "card",
@@ -26,6 +27,7 @@ NOT_INSTALLED = {
         "__main__",
         "rerun",
         "rows",
+        "seeds",
         "team_worlds",
         "world_table",
         "worlds",

@@ -273,7 +273,7 @@ def test_returns_of_groups_without_marks_have_distinct_colors():
     )
     (plot,) = rendering.add_record(ground(marks, 2), record).plots
     assert [(series.label, series.color) for series in plot.series] == [
-        ("planner", "magenta"),
+        ("planner", "orange"),
         ("state", "blue"),
         ("bank", "green"),
     ]

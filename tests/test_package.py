@@ -78,11 +78,8 @@ def test_public_names_resolve_and_misspelled_ones_suggest_names():
 
 def source_files():
     """Return (module name, path) of every source file, each once."""
-    files = [
-        ("wdjax", path)
-        for folder in ("", "adapters")
-        for path in (ROOT / "wdjax" / folder).glob("*.py")
-    ]
+    # `rglob` does not follow the links in wdjax/
+    files = [("wdjax", path) for path in (ROOT / "wdjax").rglob("*.py")]
     for folder in FOLDERS:
         files += [(f"wdjax.{folder}", path) for path in (ROOT / folder).rglob("*.py")]
     named = []
@@ -157,37 +154,45 @@ assert set(learner.config.policies) == {"tagger", "runner"}
 
 # Programs of maintainers, in a checkout only (setup.py). `wdjax bench` needs the other benchmarks.
 NOT_INSTALLED = {
-    "experiments/benchmarks": (
-        "agreement",
-        "alternate",
-        "card",
-        "memory",
-    ),
-    "experiments/reference": ("__main__", "rerun", "rows", "team_worlds", "world_table", "worlds"),
+    f"wdjax.experiments.{name}"
+    for name in (
+        "benchmarks.agents",
+        "benchmarks.agreement",
+        "benchmarks.alternate",
+        "benchmarks.card",
+        "benchmarks.memory",
+        "reference.__main__",
+        "reference.peers",
+        "reference.rerun",
+        "reference.rows",
+        "reference.seeds",
+        "reference.team_worlds",
+        "reference.world_table",
+        "reference.worlds",
+    )
 }
+SOURCE_FOLDERS = ("wdjax", "src", *FOLDERS)  # of a build
+SOURCE_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+LARGEST_WHEEL = 1_200_000  # bytes
+
+
+def is_installed(name):
+    """Return whether a wheel contains this module: neither it nor its package is left out."""
+    return not any(name == own or name.startswith(f"{own}.") for own in NOT_INSTALLED)
 
 
 def installed_files():
     """Return (module name, path) of every source file in a wheel."""
-    return [
-        (name, path)
-        for name, path in source_files()
-        if path.stem not in NOT_INSTALLED.get(path.parent.relative_to(ROOT).as_posix(), ())
-    ]
+    return [(name, path) for name, path in source_files() if is_installed(name)]
 
 
 def test_installed_modules_do_not_import_programs_of_maintainers():
-    left_out = {
-        f"wdjax.{folder.replace('/', '.')}.{name}"
-        for folder, names in NOT_INSTALLED.items()
-        for name in names
-    }
-    assert left_out <= {name for name, _ in source_files()}
+    assert {name for name, _ in source_files()} >= NOT_INSTALLED
     violations = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for _, path in installed_files()
         for line, name in imports(path)
-        if name in left_out or name.rpartition(".")[0] in left_out
+        if not is_installed(name)
     ]
     assert not violations, "\n".join(violations)
 
@@ -196,9 +201,9 @@ def test_installed_modules_do_not_import_programs_of_maintainers():
 def built(tmp_path_factory):
     """Return the folder with an sdist and its wheel, built from a copy of the sources."""
     sources, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
-    for name in ("wdjax", "src", *FOLDERS):
+    for name in SOURCE_FOLDERS:
         shutil.copytree(ROOT / name, sources / name, symlinks=True)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in SOURCE_FILES:
         shutil.copy(ROOT / name, sources)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, sources]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -206,8 +211,33 @@ def built(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-def test_wheel_and_sdist_contain_the_installed_files(built):
+def test_container_image_copies_the_sources_of_a_build():
+    text = (ROOT / "experiments" / "cluster" / "Dockerfile").read_text(encoding="utf8")
+    lines = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    assert {name for line in lines for name in line} == {*SOURCE_FOLDERS, *SOURCE_FILES}
+
+
+def packaged_files():
+    """Return the paths in a wheel of all files but its own metadata."""
+    data = [
+        ROOT / "wdjax" / "py.typed",
+        ROOT / "wdjax" / "drawing" / "player.html",
+        ROOT / "wdjax" / "drawing" / "live.html",
+        ROOT / "envs" / "climate" / "rice_regions.yaml",
+    ]
+    patterns = (
+        "configs/*.yaml", "reference/results/*.yaml", "reference/policies/*.npz", "template/*.txt",
+        "template/*.yaml",
+    )  # fmt: skip
+    for pattern in patterns:
+        found = list((ROOT / "experiments").glob(pattern))
+        assert found, pattern
+        data += found
+    paths = [path.relative_to(ROOT) for path in [*data, *(path for _, path in installed_files())]]
+    return {("" if path.parts[0] == "wdjax" else "wdjax/") + path.as_posix() for path in paths}
+
+
+def test_wheel_and_sdist_contain_exactly_the_installed_files(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -215,39 +245,12 @@ def test_wheel_and_sdist_contain_the_installed_files(built):
             archive.read(name).decode() for name in names if name.endswith("entry_points.txt")
         )
     assert "wdjax = wdjax.experiments.cli:main" in entry_points
-    top = {name.split("/")[0] for name in names}
-    assert {name for name in top if not name.endswith(".dist-info")} == {"wdjax"}
-
-    def in_wheel(path):
-        return ("" if path.is_relative_to(ROOT / "wdjax") else "wdjax/") + path.relative_to(
-            ROOT
-        ).as_posix()
-
-    assert {in_wheel(path) for _, path in installed_files()} <= names
-    assert (
-        not {
-            f"wdjax/{folder}/{name}.py"
-            for folder, left_out in NOT_INSTALLED.items()
-            for name in left_out
-        }
-        & names
-    )
-    bundled = [
-        *ROOT.glob("experiments/reference/results/*.yaml"),
-        *ROOT.glob("experiments/reference/policies/*.npz"),
-        *ROOT.glob("experiments/template/*"),
-    ]
-    assert bundled
-    assert {in_wheel(path) for path in bundled} <= names
-    presets = {
-        f"wdjax/experiments/configs/{path.name}"
-        for path in (ROOT / "experiments" / "configs").glob("*.yaml")
-    }
-    assert presets
-    assert presets | {"wdjax/py.typed", "wdjax/envs/climate/rice_regions.yaml"} <= names
+    files = {name for name in names if ".dist-info/" not in name}
+    assert files == packaged_files()
+    assert wheel.stat().st_size <= LARGEST_WHEEL
     with tarfile.open(sdist) as archive:
-        files = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "pyproject.toml", "README.md", "src/wdjax/__init__.py"} <= files
+        source_names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "pyproject.toml", "README.md", "src/wdjax/__init__.py"} <= source_names
 
 
 @pytest.mark.slow

@@ -92,6 +92,21 @@ def policies_of(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def summed_over(row: Mapping[str, Any]) -> str:
+    """Return the unit of the returns in a row of metrics.jsonl: "sum over 3 agents", or "".
+
+    The returns of a policy are sums over its agents. The text is empty if each policy has one
+    agent, and contains their number if there is one policy.
+    """
+    policies, both = policies_of(row), ("agent_steps_per_second", "env_steps_per_second")
+    total, steps = (row.get(name) for name in both)  # members of a population have neither
+    agents = round(total / steps) if total and steps else None
+    if agents == len(policies):
+        return ""
+    number = f"{agents} " if agents and len(policies) == 1 else ""
+    return f"sum over {number}agents"
+
+
 def spreads_of(row: Mapping[str, Any]) -> set[str]:
     """Return the extremes and deviations of episode lengths and returns in a row."""
     means = ["episode_length", *(f"{name}/episode_return" for name in policies_of(row))]

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from wdjax.console import Console
 
@@ -55,7 +56,7 @@ def progress_bar(
     kept = "JPY_PARENT_PID" in os.environ or not console.file.isatty()
     with Progress(
         BarColumn(bar_width=16),
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}", markup=False, table_column=Column()),  # wraps
         TimeRemainingColumn(compact=True),
         console=console,
         refresh_per_second=1 / SECONDS_BETWEEN if kept else 10,

@@ -15,7 +15,7 @@ import itertools
 import math
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ import numpy as np
 
 from wdjax.checks import did_you_mean, require, require_integer
 from wdjax.drawing import Plot, Scene, Series, Shapes, axes, raster
+from wdjax.drawing.figures import CURVES
 from wdjax.drawing.movie import write_frames, write_text
 from wdjax.drawing.paint import SIZE as SIZE
 from wdjax.drawing.player import Player, require_fps
@@ -31,7 +32,6 @@ from wdjax.env import SINGLE_AGENT, Env, draws_by_scene, first_axis, is_key, req
 
 ANIMATIONS = (".gif", ".html", ".mp4", ".svg")
 SUFFIXES = (*ANIMATIONS, ".png")
-CURVES = ("blue", "magenta", "green", "orange")  # return curves of groups without a mark
 Size = tuple[int, int] | None
 
 
@@ -277,24 +277,27 @@ def make_scene(env: Env, states: Any, params: Any, trail: int | None = None) -> 
     if trail is None:
         trail = env.trail if scene.trail is None else scene.trail
     scene = dataclasses.replace(scene, trail=trail)
-    return scene if record is None else add_record(scene, record)
+    return scene if record is None else add_record(scene, record, tuple(env.groups))
 
 
-def add_record(scene: Scene, record: Any) -> Scene:
+def add_record(scene: Scene, record: Any, groups: Sequence[str] = ()) -> Scene:
     """Add the returns and observations of a recorded episode to its scene.
 
-    The returns are added as a plot. The observations are added if they were recorded.
+    The returns, summed over the agents of a group, are added as a plot, and the observations if
+    they were recorded.
 
     Args:
         scene: The scene of the episode, with T frames.
         record: The result of `record_episode`. Its `reward` and `obs` have leaves [T - 1, ...].
+        groups: The order of the groups in the legend.
 
     Returns:
         The new scene.
     """
     grouped = isinstance(record.reward, Mapping)
     rewards = record.reward if grouped else {SINGLE_AGENT: record.reward}
-    rewards = {group: np.asarray(reward) for group, reward in rewards.items()}
+    order = [*filter(rewards.__contains__, groups), *rewards]
+    rewards = {group: np.asarray(rewards[group]) for group in dict.fromkeys(order)}
     colors = {mark.group: mark.color for mark in scene.marks if isinstance(mark, Shapes)}
     used = {colors.get(group) for group in rewards}
     unused = itertools.cycle([color for color in CURVES if color not in used] or CURVES)

@@ -67,6 +67,7 @@ def continuous_scene(env: Any, states: Any, params: Any) -> Scene:
         states.time,
         xlabel="x [length]",
         ylabel="y [length]",
+        margin=2 * max(size, 0.8 * tagger_size),  # from an agent's position to its tip
         plots=[Plot("runners left", [Series(runners_left, "blue")])] if len(x) > 1 else [],
         trail=env.trail,
     )

@@ -30,6 +30,10 @@ def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list
     roles = list(first.episode_return)
     shown = [f"{role} return" for role in roles]
     hidden = return_statistics(first).keys() - set(shown)
+    counts = {f"{role} return": first.agent_return[role].shape[1] for role in roles}
+    heads = {
+        name: f"{name}\n(sum of {count} agents)" for name, count in counts.items() if count > 1
+    }
     names = [name for name in next(iter(rows.values())) if name not in hidden]
     if len(roles) == 2 and len(rows) > 4:
         down, across = (list(dict.fromkeys(cell[i] for cell in rows)) for i in range(2))
@@ -37,14 +41,19 @@ def matrix_tables(cells: Mapping[tuple[str, ...], Episodes], rows: Rows) -> list
         for name in names:
             columns = (Column(Text(player), justify="right") for player in across)
             tables.append(
-                Table(f"{roles[0]} \\ {roles[1]}", *columns, title=name, title_justify="left")
+                Table(
+                    f"{roles[0]} \\ {roles[1]}",
+                    *columns,
+                    title=heads.get(name, name).replace("\n", " "),
+                    title_justify="left",
+                )
             )
             for player in down:
                 tables[-1].add_row(
                     Text(player), *(_words(rows[player, other][name], None) for other in across)
                 )
         return tables
-    table = Table(*roles, *(Column(name, justify="right") for name in names))
+    table = Table(*roles, *(Column(heads.get(name, name), justify="right") for name in names))
     baseline = rows.get(("random",) * len(roles))
     for cell, numbers in rows.items():
         multiple_of = {

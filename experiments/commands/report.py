@@ -253,7 +253,11 @@ def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
     spreads = [spreads_of(own) for own in found]
     shown = dict.fromkeys(key for own in found for key in own if key not in set().union(*spreads))
     table = html_table([[key, *(own.get(key) for own in found)] for key in shown], ["", *names])
-    return Section("Results", table, "Last values in training, and in evaluations (eval/)")
+    words = (
+        "Last values in training, and in evaluations (eval/). The return of a policy is the sum "
+        "over its agents"
+    )
+    return Section("Results", table, words)
 
 
 def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
@@ -316,7 +320,10 @@ def of_players(
     shown = ""
     for name, run in zip(names, runs, strict=True):
         shown += f"<div><p><b>{html.escape(name)}</b></p>{_player(parsed, *load(run))}</div>"
-    words = "Space: play or pause. Arrow keys: step. Point at an agent to see its path"
+    words = (
+        "Space: play or pause. Arrow keys: step. Point at an agent to see its path. Returns are "
+        "sums over the agents of a group"
+    )
     return Section("Episodes", f'<div class="players">{shown}</div>', words)
 
 

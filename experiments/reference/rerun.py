@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
-from wdjax.drawing.figures import COLORS, count_env_steps, name_panel
+from wdjax.drawing.figures import colors_of, count_env_steps, name_panel
 from wdjax.experiments.benchmarks.timing import Parser, machine
 from wdjax.experiments.over_seeds import interval_of_mean
 from wdjax.experiments.reference.rows import ROWS, Row
@@ -320,11 +320,12 @@ def draw(name: str, result: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(3 + 3 * len(policies), 3), layout="constrained")
     [panels] = figure.subplots(1, len(policies), squeeze=False)
     figure.suptitle(f"{name}: {result['preset']}, {result['seeds']} seeds", fontsize=10)
+    colors = colors_of(policies)
     for axes, policy in zip(panels, policies, strict=True):
         stored = result["curve"][policy]
         line, keys = next(item for item in BANDS.items() if item[1][0] in stored)
         middle, low, high = (np.array(stored[key], float) for key in keys)
-        color = COLORS.get(policy, "#245EB6")
+        color = colors[policy]
         draw_curve(axes, line, Curve(steps, middle, low, high, result["seeds"]), color, "-")
         if greedy := result["numbers"].get("greedy return"):
             seeds = np.array(greedy["per_seed"])

@@ -8,26 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wdjax.drawing.figures import COLORS as OF_POLICIES
 from wdjax.drawing.figures import (
     as_label,
     as_svg,
+    colors_of,
     count_env_steps,
     name_panel,
     tail,
+    widen_covered,
     write_figure,
 )
-from wdjax.drawing.scene import COLORS
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
-from wdjax.metric_names import policies_of
-from wdjax.train.host.plots import quantities
+from wdjax.metric_names import policies_of, summed_over
+from wdjax.train.host.plots import panel_colors, quantities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Row = dict[str, Any]  # a line of metrics.jsonl
 POINTS = 100  # per line over runs with different env steps
-LINES = [COLORS[name][0] for name in ("blue", "orange", "green", "magenta", "red", "grey")]
 BAND = (
     "the band is the 95 % bootstrap interval of the interquartile mean (of the mean with "
     "fewer than four seeds)"
@@ -85,8 +84,13 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
     """
     several = len(groups) > 1
     found: dict[str, dict[str, str]] = {}
-    for rows in (rows for runs in groups.values() for rows in runs):
-        for label, curves in [*quantities(rows).items(), (SPEED, {"": "env_steps_per_second"})]:
+    all_rows = [rows for runs in groups.values() for rows in runs]
+    policies = policies_of(all_rows[0][0])
+    units = {summed_over(rows[0]) for rows in all_rows}
+    unit = units.pop() if len(units) == 1 else "sum over agents"
+    for rows in all_rows:
+        shown = quantities(rows, unit) | {SPEED: {"": "env_steps_per_second"}}
+        for label, curves in shown.items():
             found.setdefault(label, {}).update(curves)
     evaluated = {
         f"{name}/episode_return" for runs in groups.values() for name in policies_of(runs[0][0])
@@ -95,8 +99,9 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
     for label, curves in found.items():
         panels = [{name: field} for name, field in curves.items()] if several else [curves]
         for panel in panels:
+            colors = colors_of(sorted(groups)) if several else panel_colors(panel, policies)
             chosen = []
-            for group, (name, field) in itertools.product(sorted(groups), sorted(panel.items())):
+            for group, (name, field) in itertools.product(sorted(groups), panel.items()):
                 line = group if several else name
                 chosen.append((line, pooled(groups[group], field), "-"))
                 if field in evaluated:
@@ -106,25 +111,29 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
             unnamed = len(curves) > 1 or name not in label  # a policy may have a short name
             who = f", {name}" if several and unnamed else ""
             drawn.append(
-                _draw(label.replace(" [", f"{who} [") if "[" in label else label + who, chosen)
+                _draw(
+                    label.replace(" [", f"{who} [") if "[" in label else label + who, chosen, colors
+                )
             )
     return [svg for svg in drawn if svg]
 
 
-def _draw(label: str, curves: Sequence[tuple[str, Curve | None, str]]) -> str | None:
+def _draw(
+    label: str, curves: Sequence[tuple[str, Curve | None, str]], colors: Mapping[str, str]
+) -> str | None:
     """Return one panel as SVG, or None without a curve; evaluations share a line's color."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
-    number, band = -1, False
+    band = False
     for name, curve, style in curves:
-        number += style == "-"
         if curve is not None:
-            color = OF_POLICIES.get(name.removesuffix(", evaluated"), LINES[number % len(LINES)])
+            color = colors.get(name, colors.get(name.removesuffix(", evaluated"), "#245EB6"))
             band |= draw_curve(axes, tail(name), curve, color, style)
     if not axes.lines:
         return None
+    widen_covered([line for line in axes.lines if line.get_linestyle() == "-"])
     if band:
         axes.fill_between(
             [],

@@ -32,6 +32,11 @@ summary {{ cursor: pointer; color: var(--blue) }}
 .matrices {{ display: flex; flex-wrap: wrap; gap: 0 32px }}
 .matrices td + td {{ padding: 2px 8px !important }}
 iframe {{ color-scheme: normal }}
+@media (max-width: 640px) {{ body {{ padding: 10px }} iframe {{ height: 900px !important }}
+  table {{ font-size: 10px }} td, th {{ white-space: normal; padding: 2px 4px 2px 0 !important }}
+  section:last-child td {{ overflow-wrap: anywhere }}
+  th:first-child, td:first-child {{ overflow-wrap: anywhere; min-width: 56px }}
+  .matrices td + td {{ padding: 2px 4px 2px 0 !important }} }}
 """
 # in a cell after the first one, the name of a player
 NUMBER = rf'(?<=</td><td style="{CELL})">(-?\d+\.\d+) ±'

@@ -222,6 +222,11 @@ def test_the_page_in_a_browser(tmp_path):
             color = page.run("return getComputedStyle(document.querySelector('svg text')).fill")
             assert color == ("rgb(232, 235, 239)" if dark else "rgb(31, 41, 51)")
             assert page.run("return document.documentElement.scrollWidth") <= width
+            cut = (
+                "return [...document.querySelectorAll('section > div')]"
+                ".filter(own => own.scrollWidth > own.clientWidth).length"
+            )
+            assert page.run(cut) == 0  # no table is wider than the page
             assert page.run("return document.querySelectorAll('.panels svg').length") >= 4
             left = (
                 "return [...document.querySelectorAll('iframe')].map(own => "

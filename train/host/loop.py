@@ -222,5 +222,5 @@ def row_of_run(setup: Setup, chunk: Chunk) -> Row:
         "compile_seconds": chunk.compile_seconds,
         "env_steps_per_second": steps / chunk.seconds,
         "agent_steps_per_second": steps * agents / chunk.seconds,
-        **summarize(chunk.parts[0].metrics),
+        **summarize(chunk.parts[0].metrics, setup.policies),
     }

@@ -1,21 +1,22 @@
 """Pictures of a run: learning curves, and results against opponents."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdjax.drawing.figures import (
-    COLORS,
     as_label,
     as_svg,
+    colors_of,
     count_env_steps,
     name_panel,
     tail,
+    widen_covered,
     without_picture,
     write_figure,
 )
-from wdjax.metric_names import LENGTHS, policies_of, user_space
+from wdjax.metric_names import LENGTHS, policies_of, summed_over, user_space
 from wdjax.train.config.facts import is_scheduled
 from wdjax.train.host.loop import Row
 from wdjax.train.state.registry import known_fields
@@ -108,16 +109,23 @@ def draw_panels(rows: Sequence[Row], title: str, shown: Mapping[str, dict[str, s
     return figure
 
 
-def quantities(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+def quantities(rows: Sequence[Row], unit: str | None = None) -> dict[str, dict[str, str]]:
     """Return the quantities to draw: label with unit -> {name in the legend: field of the rows}.
 
-    Hyperparameters are drawn if a schedule has changed them.
+    Hyperparameters are drawn if a schedule has changed them. Policies are in the order of the rows,
+    which is the order of the configuration.
+
+    Args:
+        rows: rows of metrics.jsonl, at least one.
+        unit: unit of returns; None: `summed_over` the first row.
     """
     first = rows[0]
     policies = policies_of(first)
     trained = [name for name in policies if f"{name}/entropy" in first]
     of = lambda names, field: {name: f"{name}/{field}" for name in names}  # noqa: E731
-    found = {"mean episode return [reward]": of(policies, "episode_return")}
+    unit = summed_over(first) if unit is None else unit
+    returns = f"mean episode return [reward{unit and f', {unit}'}]"
+    found = {returns: of(policies, "episode_return")}
     space = f"{user_space(policies)}/"
     sums = [name for name in first if name.startswith(("episode_", space)) and name not in LENGTHS]
     if sums:
@@ -201,10 +209,17 @@ def save_opponents(run: str | Path, title: str = "") -> Path | None:
 
 def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label: str) -> None:
     """Draw {name in the legend: field of the rows} as lines, and the legend."""
+    colors = panel_colors(curves, policies_of(rows[0]))
     for name, field in curves.items():
-        draw_line(axes, rows, field, name, color=COLORS.get(name))
+        draw_line(axes, rows, field, name, color=colors[name])
+    widen_covered(axes.lines)
     name_panel(axes, label)
     draw_legend(axes)
+
+
+def panel_colors(curves: Collection[str], policies: Sequence[str]) -> dict[str, str]:
+    """Return the color of each curve; a policy has the same color in all panels."""
+    return colors_of(policies if set(policies).issuperset(curves) else curves)
 
 
 def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str]) -> None:

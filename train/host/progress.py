@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from wdjax.console import Console
+from wdjax.metric_names import summed_over
 from wdjax.progress import announce
 from wdjax.train.config.facts import Fraction, is_scheduled, leaves, points_of
 from wdjax.train.config.schema import TrainConfig
@@ -114,7 +115,8 @@ def words_of_run(config: TrainConfig, row: Row) -> str:
     """Return the text of the bar after a chunk: env steps, env steps/s and mean returns."""
     means = {name: row[f"{name}/episode_return"] for name in config.policies}
     words = [f"{name} {'-' if mean is None else f'{mean:.2f}'}" for name, mean in means.items()]
+    unit = summed_over(row)
     return (
         f"{row['env_steps']:,} env steps ({row['env_steps_per_second']:,.0f}/s), "
-        f"return {', '.join(words)}"
+        f"return {unit and f'({unit}) '}{', '.join(words)}"
     )

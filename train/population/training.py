@@ -140,7 +140,8 @@ def member_rows(
     for member, part in zip(members, parts, strict=False):  # the rest repeats the last member
         why = {"bad_numbers": describe_bad_numbers(setup, max(part.codes)) or None}
         bad = skipped_updates(setup.config, part.codes) or why
-        rows.append({"member": member["member"], **counts, **bad, **summarize(part.metrics)})
+        metrics = summarize(part.metrics, setup.policies)
+        rows.append({"member": member["member"], **counts, **bad, **metrics})
     return rows
 
 

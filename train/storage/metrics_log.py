@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ COMBINE: dict[str, Callable[..., float]] = {"sum": np.sum, "max": np.max, "min":
 MOST_METRICS = 2**32  # bytes of a metrics.jsonl
 
 
-def summarize(metrics: Metrics) -> dict[str, float | int | None]:
+def summarize(metrics: Metrics, policies: Iterable[str] = ()) -> dict[str, float | int | None]:
     """Return one number for each metric of a chunk of updates, null if it is not finite.
 
     A `Metric` specifies how its numbers are combined; a plain array is averaged over the updates.
@@ -29,13 +29,16 @@ def summarize(metrics: Metrics) -> dict[str, float | int | None]:
 
     Args:
         metrics: name -> [num_updates], including `episodes`.
+        policies: policies in the order of their metrics in the result, after all others.
     """
     values = {name: np.asarray(array, np.float64) for name, array in values_of(metrics).items()}
     summary: dict[str, float | int | None] = {"episodes": int(values["episodes"].sum())}
     for name, metric in metrics.items():
         if name != "episodes":
             summary[name] = finite(_of_chunk(values[name], rule_of(metric), values))
-    return summary
+    place = {name: number for number, name in enumerate(policies)}
+    order = sorted(summary, key=lambda name: place.get(name.partition("/")[0], -1))
+    return {name: summary[name] for name in order}
 
 
 def _of_chunk(numbers: np.ndarray, metric: Metric, values: Mapping[str, np.ndarray]) -> float:

@@ -1,6 +1,8 @@
 """Checks and conversions of the fields of marks, plots and scenes."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,3 +82,21 @@ def finish(mark: Any, **converted: Any) -> None:
         converted.setdefault(name, plain)
     for name, value in converted.items():
         object.__setattr__(mark, name, value)
+
+
+def covered(curves: Sequence[Any]) -> list[int]:
+    """Return the number of later curves that cover a part of each curve, at most 3.
+
+    A curve covers another one where they coincide at two successive points.
+
+    Args:
+        curves: [T] each, over the same points; NaN where there is none.
+    """
+    counts = [0] * len(curves)
+    for i, j in itertools.combinations(range(len(curves)), 2):
+        one, other = np.asarray(curves[i], float), np.asarray(curves[j], float)
+        if one.shape == other.shape:
+            span = np.ptp(one[np.isfinite(one)]) if np.isfinite(one).any() else 0.0
+            near = np.isclose(one, other, rtol=1e-3, atol=5e-3 * span)
+            counts[i] += bool(near.all() or (near[1:] & near[:-1]).any())
+    return [min(count, 3) for count in counts]

@@ -2,22 +2,40 @@
 
 import contextlib
 import io
+import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from wdjax.checks import one_line
+from wdjax.drawing.fields import covered
 from wdjax.drawing.scene import COLORS as PALETTE
 from wdjax.files import new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-# Colors of policies, as in the animation. Other policies use matplotlib's colors.
-COLORS = {"tagger": PALETTE["magenta"][0], "runner": PALETTE["blue"][0]}
+# Names of colors of policies, as in the animation. Other policies use `CURVES`, in their order.
+FIXED = {"tagger": "magenta", "runner": "blue"}
+CURVES = ("blue", "orange", "green", "magenta", "red", "grey")
+
+
+def colors_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the color of each policy, or other curve: equal in curves, player and report."""
+    names = dict.fromkeys(names)
+    taken = {FIXED[name] for name in names if name in FIXED}
+    unused = itertools.cycle(color for color in CURVES if color not in taken)
+    return {name: PALETTE[FIXED.get(name) or next(unused)][0] for name in names}
+
+
+def widen_covered(lines: Sequence["Line2D"]) -> None:
+    """Widen lines that later ones would hide, so that their colors show on both sides."""
+    for line, count in zip(lines, covered([line.get_ydata() for line in lines]), strict=True):
+        line.set_linewidth(line.get_linewidth() + 3 * count)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from wdjax.drawing.frames import at, trails, turned
-from wdjax.drawing.scene import DISC, Lines, Mark, Plot, Scene, Shapes, Text
+from wdjax.drawing.scene import DISC, Lines, Mark, Plot, Scene, Series, Shapes, Text
 
 SIZE = (640, 480)  # default width and maximum default height, px
 FLAT = 300  # height below which a picture 640 px wide needs smaller text, px
@@ -67,10 +67,7 @@ class Layout:
 
     def place(self, scene: Scene, points: np.ndarray) -> np.ndarray:
         """Convert positions [..., 2] from environment units to pixels."""
-        (x0, y0, x1, y1), (left, top, width, height) = (
-            cast(Rect, scene.extent),
-            cast(Rect, self.world),
-        )
+        (x0, y0, x1, y1), (left, top, width, height) = scene.box, cast(Rect, self.world)
         scale = np.array([width / (x1 - x0), -height / (y1 - y0)])
         return (points - np.array([x0, y1])) * scale + np.array([left, top])
 
@@ -89,7 +86,8 @@ def lay_out(scene: Scene, size: tuple[int, int] | None = None) -> Layout:
         plots = tuple(_grid(len(scene.plots), (6 * k, top, width - 12 * k, height - top - 4 * k)))
         return Layout((width, height), k, None, (width / 2, top), (), plots)
     entries = [(24 + 6.8 * len(shorten(mark.label))) * k for mark in scene.legend[:LABELS]]
-    aspect = (scene.extent[2] - scene.extent[0]) / (scene.extent[3] - scene.extent[1])
+    x0, y0, x1, y1 = scene.box
+    aspect = (x1 - x0) / (y1 - y0)
     is_beside = (entries and (aspect < 1.3 or not scene.equal)) or (scene.plots and aspect < 1.3)
     left, bottom = (54 * k, 42 * k) if scene.axes else (12 * k, 10 * k)
     room = (left, top, width - left, height - top - bottom)
@@ -241,18 +239,19 @@ def draw_ground(canvas: Canvas, scene: Scene, layout: Layout) -> None:
 
 
 def _draw_axes(canvas: Canvas, scene: Scene, layout: Layout) -> None:
-    """Draw the frame around the marks, with ticks and axis labels."""
+    """Draw a frame around the extent, and outside of its margin numbers and axis labels."""
     k, (x, y, width, height) = layout.unit, cast(Rect, layout.world)
     x0, y0, x1, y1 = cast(Rect, scene.extent)
-    frame = np.array([[[x, y], [x + width, y], [x + width, y + height], [x, y + height]]])
-    canvas.polygons(frame, "ink", np.ones(1), k, False)
+    frame = layout.place(scene, np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]]))
+    canvas.polygons(frame[None], "ink", np.ones(1), k, False)
+    left, bottom = frame[0]
     for value, label in ticks(x0, x1, max(2, int(width / (55 * k)))):
         px = layout.place(scene, np.array([value, y0]))[0]
-        canvas.lines(np.array([[[px, y + height], [px, y + height + 4 * k]]]), "ink", k, 1.0, False)
+        canvas.lines(np.array([[[px, bottom], [px, bottom + 4 * k]]]), "ink", k, 1.0, False)
         canvas.text(px, y + height + 12 * k, label, 11 * k, "text", "center")
     for value, label in ticks(y0, y1, max(2, int(height / (35 * k)))):
         py = layout.place(scene, np.array([x0, value]))[1]
-        canvas.lines(np.array([[[x - 4 * k, py], [x, py]]]), "ink", k, 1.0, False)
+        canvas.lines(np.array([[[left - 4 * k, py], [left, py]]]), "ink", k, 1.0, False)
         canvas.text(x - 7 * k, py, label, 11 * k, "text", "right")
     canvas.text(x + width / 2, y + height + 29 * k, scene.xlabel, 11 * k, "text", "center")
     if scene.ylabel:
@@ -332,21 +331,22 @@ def _draw_plot(canvas: Canvas, scene: Scene, plot: Plot, rect: Rect, k: float) -
         canvas.lines(place(x, series.values)[None], series.color, k, 0.3, False)
 
 
-def curves_of(scene: Scene, layout: Layout) -> list[tuple[str, np.ndarray]]:
-    """Return a list with (color, positions [T, 2] in pixels) of every curve in every plot."""
+def curves_of(scene: Scene, layout: Layout) -> list[tuple[Series, np.ndarray]]:
+    """Return a list with (series, positions [T, 2] in pixels) of every curve in every plot."""
     curves = []
     for plot, rect in zip(scene.plots, layout.plots, strict=True):
         _, place = plot_places(scene, plot, rect, layout.unit)
         x = plot_range(scene, plot)[0]
-        curves += [(series.color, place(x, series.values)) for series in plot.series]
+        curves += [(series, place(x, series.values)) for series in plot.series]
     return curves
 
 
-def draw_curves(canvas: Canvas, curves: list[tuple[str, np.ndarray]], k: float, t: int) -> None:
-    """Highlight the result of `curves_of` up to frame t, with a dot at the current value."""
-    for color, points in curves:
-        canvas.lines(points[None, : t + 1], color, 1.7 * k, 1.0, False)
-        canvas.polygons((points[t] + 3 * k * DISC)[None], color, np.ones(1), 0.0, False)
+def draw_curves(canvas: Canvas, curves: list[tuple[Series, np.ndarray]], k: float, t: int) -> None:
+    """Highlight the result of `curves_of` up to frame t; covered curves are wider than others."""
+    for series, points in curves:
+        canvas.lines(points[None, : t + 1], series.color, (2.7 * series.wide - 1) * k, 1.0, False)
+        dot = points[t] + (2 + series.wide) * k * DISC
+        canvas.polygons(dot[None], series.color, np.ones(1), 0.0, False)
 
 
 def draw_mark(canvas: Canvas, scene: Scene, layout: Layout, mark: Mark, t: int) -> None:

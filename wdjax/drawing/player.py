@@ -89,7 +89,8 @@ def pack_scene(scene: Scene, fps: float, **more: Any) -> bytes:
         "fps": float(fps),
         "captions": scene.captions,
         "starts": starts(scene.time).tolist(),
-        "extent": scene.extent,
+        "extent": scene.extent and scene.box,
+        "walls": scene.extent,
         "axes": scene.axes,
         "equal": scene.equal,
         "labels": [scene.xlabel, scene.ylabel],
@@ -208,7 +209,7 @@ def _pack_plot(packer: Packer, scene: Scene, plot: Plot) -> dict[str, Any]:
     """Return a plot as JSON values, with its arrays added to the packer."""
     x, xlim, ylim = plot_range(scene, plot)
     series = [
-        {"color": curve.color, "label": curve.label}
+        {"color": curve.color, "label": curve.label, "wide": curve.wide}
         | {
             name: packer.add(value)
             for name in ("values", "low", "high")

@@ -22,7 +22,7 @@ import numpy as np
 
 from wdjax.checks import require, require_integer, require_known
 from wdjax.drawing.fields import COLORS as COLORS
-from wdjax.drawing.fields import common_shape, corners, finish, floats, shade
+from wdjax.drawing.fields import common_shape, corners, covered, finish, floats, shade
 
 ALIGN = ("left", "center", "right")
 TRAIL = 10  # default length of a trail, frames
@@ -215,6 +215,8 @@ class Series:
     label: str = ""  # name in the plot's legend; "": not listed
     low: Any = None  # [T], lower end of the band
     high: Any = None  # [T], upper end of the band
+    wide: int = 1
+    """line width; a `Scene` widens curves that later ones cover, so that both colors show"""
 
     def __post_init__(self):
         curves = {
@@ -271,6 +273,8 @@ class Scene:
     extent: tuple[float, float, float, float] | None = None
     """(x0, y0, x1, y1), lower left and upper right corner; None: only plots are drawn"""
     time: Any = None  # [T] int, steps since the reset; None: 0, 1, ...
+    margin: float = 0.0
+    """Space around the extent, in environment units, for marks at its border"""
     axes: bool = True  # draw axes with tick labels
     equal: bool = True  # use the same scale for x and y
     xlabel: str = ""  # label of the x axis, with the unit
@@ -302,6 +306,7 @@ class Scene:
             self.extent,
             "four numbers (x0, y0, x1, y1), unless there are plots",
         )
+        require(self.margin >= 0, "margin", self.margin, "at least 0")
         if self.trail is not None:
             require_integer("trail", self.trail, 0)
         finish(
@@ -313,6 +318,12 @@ class Scene:
             captions=tuple(map(str, self.captions)),
             plots=tuple(_of_frames(plot, frames) for plot in self.plots),
         )
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """The part of the environment that pictures show: the extent with its margin."""
+        x0, y0, x1, y1 = cast(Any, self.extent)
+        return x0 - self.margin, y0 - self.margin, x1 + self.margin, y1 + self.margin
 
     @property
     def num_frames(self) -> int:
@@ -340,15 +351,17 @@ def _of_frames(plot: Plot, frames: int) -> Plot:
         np.shape(cast(np.ndarray, x)),
         f"({frames},), with finite values",
     )
+    hidden = covered([np.broadcast_to(curve.values, (frames,)) for curve in plot.series])
     series = [
         dataclasses.replace(
             curve,
+            wide=1 + count,
             **{  # type: ignore[arg-type]  # the names of three fields
                 name: np.broadcast_to(value, (frames,))
                 for name in ("values", "low", "high")
                 if (value := getattr(curve, name)) is not None
             },
         )
-        for curve in plot.series
+        for curve, count in zip(plot.series, hidden, strict=True)
     ]
     return dataclasses.replace(plot, x=x, series=tuple(series))

@@ -300,8 +300,11 @@ def _move_curves(canvas: Svg, scene: Scene, layout: Layout, clock: Clock) -> Non
     width, height = layout.size
     # A world in pixels, with y upwards, so that the dots are shapes like any other.
     pixels = dataclasses.replace(layout, world=(0, 0, width, height))
-    scene = dataclasses.replace(scene, extent=(0, 0, width, height))
-    for color, points in curves_of(scene, layout):
-        canvas.lines(points[None], color, 1.5 * layout.unit, 0.8, False)
+    scene = dataclasses.replace(scene, extent=(0, 0, width, height), margin=0.0)
+    for series, points in curves_of(scene, layout):
+        wide, color = series.wide, series.color
+        canvas.lines(points[None], color, (2.5 * wide - 1) * layout.unit, 0.8, False)
         x, y = points[:, :1], height - points[:, 1:]
-        _move_shapes(canvas, scene, pixels, Shapes(x, y, DISC, 3 * layout.unit, 0, color), clock)
+        _move_shapes(
+            canvas, scene, pixels, Shapes(x, y, DISC, (2 + wide) * layout.unit, 0, color), clock
+        )

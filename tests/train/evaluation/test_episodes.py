@@ -202,7 +202,7 @@ def test_statistics_hide_no_other_quantity():
         "user/user/a agent return",
         "user/x",
         "length",
-        "a return",
+        "a return\n(sum of 2 agents)",
         "a agent return",
     ]
 
