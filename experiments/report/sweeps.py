@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wdjax.checks import require_integer, require_known
-from wdjax.experiments.report.curves import LINES
+from wdjax.drawing.figures import CURVES
 from wdjax.experiments.report.page import Section, folded
 from wdjax.experiments.sweep.driver import read_rows
 from wdjax.experiments.sweep.members import MOST_SEEDS, Point, Row
@@ -75,7 +75,7 @@ class SweepRecord:
 
     def groups(self) -> dict[str, list[Sequence[Row]]]:
         """Return label -> rows of each seed of the best trials, at most one per color."""
-        drawn = [own for own in self.ranked() if any(own.runs)][: len(LINES)]
+        drawn = [own for own in self.ranked() if any(own.runs)][: len(CURVES)]
         unit, by_values = UNIT[self.asked["mode"]], self.asked["mode"] != "pbt"
         words = [point_words(own.values, self.varied) for own in drawn]
         plain = by_values and len(set(words)) == len(words) and max(map(len, words)) <= LABEL
