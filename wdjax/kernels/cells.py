@@ -2,7 +2,7 @@
 
 1. XLA divides the bounding box of the active agents into cells of about `PER_CELL` k agents each,
    and sorts agents by cell: row by row, odd rows backwards, so that agents with consecutive places
-   are near each other.
+   are near each other. Agents that are far from most others belong to cells at the edge.
 2. A program searches for ROWS consecutive agents. Those in places around them give an upper bound
    of the distance of every k-th neighbor.
 3. Within the largest of these bounds around its agents, the program searches all cells. The result
@@ -30,6 +30,7 @@ from wdjax.kernels.nearest import (
 from wdjax.kernels.neighbors import TILE, read_tile, table_and_shapes
 
 PER_CELL = 1.0  # agents of a cell in multiples of k
+SPREAD = 4.0  # half of the width of the cells, at most, in mean distances from the center
 AROUND = 16, 64  # places before and after the first agent's cell, for the bound
 MAX_WINDOW = 2**14  # places that keys can number
 SLACK = 64  # places that a program may search after a window
@@ -134,11 +135,17 @@ def _num_places(num_agents: int, k: int) -> int:
 
 
 def _grid_of(x: jax.Array, y: jax.Array, active: jax.Array, side: int) -> _Grid:
-    """Return the grid of side x side cells on the bounding box of the active agents."""
+    """Return the grid of side x side cells on the active agents, without those far away."""
+    count = jnp.maximum(jnp.sum(active), 1)
 
     def axis(values: jax.Array) -> tuple[jax.Array, jax.Array]:
         low = jnp.min(values, where=active, initial=jnp.inf)
-        size = jnp.max(values, where=active, initial=-jnp.inf) - low
+        high = jnp.max(values, where=active, initial=-jnp.inf)
+        # few agents far away would leave all others in one cell
+        center = jnp.sum(values, where=active) / count
+        reach = SPREAD * jnp.sum(jnp.abs(values - center), where=active) / count
+        low, high = jnp.maximum(low, center - reach), jnp.minimum(high, center + reach)
+        size = high - low
         per_length = side / size
         is_wide = (size > SMALLEST) & (per_length > 0) & (per_length < jnp.inf)
         return low, jnp.where(is_wide, per_length, 0.0)
