@@ -30,7 +30,8 @@ from wdjax.kernels.nearest import (
 from wdjax.kernels.neighbors import TILE, read_tile, table_and_shapes
 
 PER_CELL = 1.0  # agents of a cell in multiples of k
-SPREAD = 4.0  # half of the width of the cells, at most, in mean distances from the center
+# the box of cells extends to at most SPREAD mean distances from the center, computed TRIMS times
+SPREAD, TRIMS = 4.0, 2
 AROUND = 16, 64  # places before and after the first agent's cell, for the bound
 MAX_WINDOW = 2**14  # places that keys can number
 SLACK = 64  # places that a program may search after a window
@@ -141,10 +142,11 @@ def _grid_of(x: jax.Array, y: jax.Array, active: jax.Array, side: int) -> _Grid:
     def axis(values: jax.Array) -> tuple[jax.Array, jax.Array]:
         low = jnp.min(values, where=active, initial=jnp.inf)
         high = jnp.max(values, where=active, initial=-jnp.inf)
-        # few agents far away would leave all others in one cell
-        center = jnp.sum(values, where=active) / count
-        reach = SPREAD * jnp.sum(jnp.abs(values - center), where=active) / count
-        low, high = jnp.maximum(low, center - reach), jnp.minimum(high, center + reach)
+        for _ in range(TRIMS):  # few agents far away would leave all others in one cell
+            inside = jnp.clip(values, low, high)
+            center = jnp.sum(inside, where=active) / count
+            reach = SPREAD * jnp.sum(jnp.abs(inside - center), where=active) / count
+            low, high = jnp.maximum(low, center - reach), jnp.minimum(high, center + reach)
         size = high - low
         per_length = side / size
         is_wide = (size > SMALLEST) & (per_length > 0) & (per_length < jnp.inf)
