@@ -18,17 +18,17 @@ class Args(NamedTuple):
     num_seeds: int = 4  # runs in one program
     num_envs: int = 4  # replicas
     rollout_length: int = 128  # env steps of each replica between updates
-    total_env_steps: int = 100_000  # of each seed
+    total_env_steps: int = 100_000  # per seed
     learning_rate: float = 2.5e-3  # of Adam, decays linearly to 0
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95
     epochs: int = 4  # passes over each rollout
-    minibatches: int = 4  # of each epoch
+    minibatches: int = 4  # per epoch
     clip: float = 0.2  # range of the probability ratio around 1
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
     max_grad_norm: float = 0.5
-    hidden_size: int = 64  # of the two layers of each network
+    hidden_size: int = 64  # both hidden layers of a network
 
 
 class Transition(NamedTuple):  # [rollout_length, num_envs, ...]
@@ -36,11 +36,11 @@ class Transition(NamedTuple):  # [rollout_length, num_envs, ...]
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array  # of obs
-    next_value: jax.Array  # of the observation after the step, before any reset
+    next_value: jax.Array  # after the step, before any reset
     reward: jax.Array
     terminated: jax.Array  # the episode ended, its next value is 0
     over: jax.Array  # the episode ended or was truncated
-    episode_return: jax.Array  # so far; that of the episode where over
+    episode_return: jax.Array  # since the start of the episode
 
 
 def init_network(key: jax.Array, sizes: list[int], last_scale: float) -> list:  # (weight, bias)
@@ -144,7 +144,7 @@ if __name__ == "__main__":
     args = Args()
     keys = jax.random.split(jax.random.key(0), args.num_seeds)
     params, returns = jax.jit(jax.vmap(train, (0, None)), static_argnums=1)(keys, args)
-    for part in np.array_split(np.arange(returns.shape[1]), 6):  # of the updates
+    for part in np.array_split(np.arange(returns.shape[1]), 6):  # updates
         env_steps = (part[-1] + 1) * args.num_envs * args.rollout_length
         means = np.nanmean(np.asarray(returns)[:, part], axis=1)
         print(f"{env_steps:7,} env steps: returns", *(f"{mean:5.1f}" for mean in means))
