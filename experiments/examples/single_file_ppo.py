@@ -62,9 +62,14 @@ def log_probs_and_value(params: dict, obs: jax.Array) -> tuple[jax.Array, jax.Ar
     return log_probs, apply_network(params["critic"], obs)[..., 0]
 
 
-def gae(rollout: Transition, args: Args) -> jax.Array:
-    """Return the advantages, [rollout_length, num_envs]."""
+def act(params: dict, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return a sampled action, its log-probability and the value of obs."""
+    log_probs, value = log_probs_and_value(params, obs)
+    action = jax.random.categorical(key, log_probs)
+    return action, jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0], value
 
+
+def gae(rollout: Transition, args: Args) -> jax.Array:  # advantages [rollout_length, num_envs]
     def backward(advantage: jax.Array, row: Transition) -> tuple[jax.Array, jax.Array]:
         target = row.reward + args.gamma * row.next_value * ~row.terminated
         advantage = target - row.value + args.gamma * args.gae_lambda * ~row.over * advantage
@@ -87,22 +92,19 @@ def ppo_loss(params: dict, batch: tuple, args: Args) -> jax.Array:
 
 
 def train(key: jax.Array, args: Args) -> tuple[dict, jax.Array]:
-    """Train one seed. Return the parameters and the mean return of each update, [updates]."""
+    """Train one seed. Return the parameters and the mean return per update, [updates]."""
     env, env_params = wdjax.make(args.env)
     envs, action_space = wdjax.vectorize(env, args.num_envs), env.action_space(env_params)
     assert isinstance(action_space, wdjax.Discrete), f"{args.env}: needs one agent, Discrete"
     batch_size = args.num_envs * args.rollout_length
     num_updates = args.total_env_steps // batch_size
-    num_gradients = num_updates * args.epochs * args.minibatches
-    rate = optax.linear_schedule(args.learning_rate, 0.0, num_gradients)
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.adam(rate))
+    lr = optax.linear_schedule(args.learning_rate, 0, num_updates * args.epochs * args.minibatches)
+    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.adam(lr))
 
     def env_step(carry: tuple, key: jax.Array) -> tuple[tuple, Transition]:
         params, obs, state = carry
         action_key, step_key = jax.random.split(key)
-        log_probs, value = log_probs_and_value(params, obs)
-        action = jax.random.categorical(action_key, log_probs)
-        log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
+        action, log_prob, value = act(params, obs, action_key)
         new_obs, state, reward, terminated, _, info = envs.step(step_key, state, action, env_params)
         next_value = log_probs_and_value(params, info["final_obs"])[1]
         ends = terminated, info["over"], info["episode_return"]
@@ -111,7 +113,7 @@ def train(key: jax.Array, args: Args) -> tuple[dict, jax.Array]:
 
     def update(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
         params, opt_state, obs, state = carry
-        rollout_key, shuffle_key = jax.random.split(key)
+        rollout_key, *shuffle_keys = jax.random.split(key, 1 + args.epochs)
         step_keys = jax.random.split(rollout_key, args.rollout_length)
         (_, obs, state), rollout = jax.lax.scan(env_step, (params, obs, state), step_keys)
         batch = rollout, gae(rollout, args)
@@ -124,11 +126,9 @@ def train(key: jax.Array, args: Args) -> tuple[dict, jax.Array]:
             return (optax.apply_updates(params, updates), opt_state), None
 
         shuffle = jax.vmap(lambda key: jax.random.permutation(key, batch_size))
-        order = shuffle(jax.random.split(shuffle_key, args.epochs))
-        order = order.reshape(args.epochs * args.minibatches, -1)  # rows of each minibatch
+        order = shuffle(jnp.stack(shuffle_keys)).reshape(args.epochs * args.minibatches, -1)
         (params, opt_state), _ = jax.lax.scan(minibatch_step, (params, opt_state), order)
-        mean_return = jnp.mean(rollout.episode_return, where=rollout.over)  # NaN without an end
-        return (params, opt_state, obs, state), mean_return
+        return (params, opt_state, obs, state), jnp.mean(rollout.episode_return, where=rollout.over)
 
     actor_key, critic_key, reset_key, train_key = jax.random.split(key, 4)
     obs, state = envs.reset(reset_key, env_params)
