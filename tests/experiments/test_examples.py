@@ -105,11 +105,11 @@ def test_single_file_ppo_bootstraps_at_truncation_and_not_at_termination():
 @pytest.mark.slow
 @jax.numpy_rank_promotion("allow")  # biases of its networks
 def test_single_file_ppo_solves_cartpole():
-    args = single_file_ppo.Args(total_env_steps=80_000)
+    args = single_file_ppo.Args()
     train = jax.jit(jax.vmap(single_file_ppo.train, (0, None)), static_argnums=1)
     _, returns = train(jax.random.split(jax.random.key(0), 4), args)
     assert np.nanmean(returns[:, :5]) < 100
-    assert np.nanmean(returns[:, -20:]) > 450  # of 500
+    assert np.median(np.nanmean(returns[:, -20:], axis=1)) > 475  # of 500; counts as solved
 
 
 def test_own_environment_by_hand():
