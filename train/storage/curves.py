@@ -32,7 +32,7 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
         folder: folder of a run, of a sweep, search or population, or one that contains several.
 
     Returns:
-        A row for each chunk of updates of each run, in the order of training. Its columns are:
+        A row for each chunk of updates of each run, in the order of training, with these columns.
 
         * `run`: path of the run inside `folder`, with the number of a sweep's member ("sweep/007").
         * `seed`: seed of the run.
