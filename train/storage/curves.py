@@ -32,14 +32,12 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
         folder: folder of a run, of a sweep, search or population, or one that contains several.
 
     Returns:
-        A row for each chunk of updates of each run, in the order of training, with these columns.
-
-        * `run`: path of the run inside `folder`, with the number of a sweep's member ("sweep/007").
-        * `seed`: seed of the run.
-        * the values set by a sweep, and the fields of config.yaml that differ between runs, under
-          their dotted names. Lists are text, which can be grouped.
-        * the metrics of the chunk as in metrics.jsonl, among them `env_steps`; evaluations
-          ("eval/...") only in chunks with one; None if unknown.
+        A row for each chunk of updates of each run, in the order of training. It starts with `run`,
+        the path of the run inside `folder` (a member of a sweep has its number, "sweep/007"), and
+        `seed`. Settings follow under their dotted names, lists as text, which can be grouped. These
+        are the values that a sweep sets, and the fields in which the configurations of runs differ.
+        The rest are the metrics in metrics.jsonl, with `env_steps`. Unknown values are None, such
+        as "eval/..." in chunks without an evaluation.
 
     Raises:
         FileNotFoundError: if the folder does not exist, or contains no metrics.
