@@ -32,6 +32,21 @@ def test_runs_have_their_seeds_and_the_fields_that_differ(tmp_path):
     ]
 
 
+def test_a_member_that_continues_in_another_batch_is_one_curve(tmp_path):
+    """As in a search with halving: member 0 continues in the second rung."""
+    (tmp_path / "sweep.yaml").write_text("mode: search\n")
+    for place, (numbers, update) in enumerate([((0, 1), 1), ((0,), 2)]):
+        folder = tmp_path / "batches" / f"{place:03d}"
+        folder.mkdir(parents=True)
+        members = [{"member": n, "seed": 7, "values": {RATE: 0.1 * n}} for n in numbers]
+        (folder / "members.json").write_text(json.dumps({"members": members}))
+        rows = [{"member": n, "updates": update} for n in numbers]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = ("run", "seed", RATE, "member", "updates")
+    expected = [("000", 7, 0.0, 0, 1), ("000", 7, 0.0, 0, 2), ("001", 7, 0.1, 1, 1)]
+    assert read_curves(tmp_path) == [dict(zip(columns, row, strict=True)) for row in expected]
+
+
 def test_a_single_run_has_no_settings(tmp_path, monkeypatch):
     write_run(tmp_path / "a", [9.0])
     expected = [{"run": ".", "seed": 0, "updates": 1, "agent/episode_return": 9.0}]
