@@ -64,6 +64,43 @@ def test_python_blocks_run(name):
     exec(compile(RUN[name], name, "exec"), {"__name__": "readme"})
 
 
+RECIPES = [page for page in sorted((DOCS / "recipes").glob("*.md")) if blocks_of(page)]
+NUMBER = re.compile(r"-?\d[\d.,]*(e[+-]?\d+)?")
+
+
+@pytest.mark.slow  # most of them train
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_recipes_print_and_draw_what_they_show(page, tmp_path):
+    """Run the code of a page as a user would; compare its output and pictures except numbers."""
+    code, text = "\n".join(blocks_of(page)), page.read_text(encoding="utf8")
+    for module in re.findall(r"^import (\w+)$", code, re.MULTILINE):
+        pytest.importorskip(module, reason=f"{module} is not installed: pip install -e '.[dev]'")
+    (tmp_path / "recipe.py").write_text(code, encoding="utf8")
+    environment = {name: own for name, own in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
+    result = subprocess.run(
+        [sys.executable, "-W", "error:::__main__", "recipe.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=600,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    shown = "".join(re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    words = [
+        [NUMBER.sub("#", line).split() for line in own.splitlines()]
+        for own in (shown, result.stdout)
+    ]
+    assert shown
+    assert words[0] == words[1]
+    pictures = re.findall(r"!\[.*?\]\((\S+)\)", text)
+    assert [name for name in pictures if not (tmp_path / name).exists()] == []
+
+
+def test_recipes_are_short_and_in_the_index():
+    index = (DOCS / "recipes" / "index.md").read_text(encoding="utf8")
+    for page in sorted((DOCS / "recipes").glob("*.md")):
+        assert page.stem == "index" or f"\n{page.stem}\n" in index
+        assert sum(len(block.splitlines()) for block in blocks_of(page)) <= 110
+
+
 def test_pictures_of_the_readme_exist():
     for path in re.findall(r"!\[.*?\]\((.*?)\)", README.read_text(encoding="utf8")):
         assert (README.parent / path).stat().st_size > 10_000

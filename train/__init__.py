@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from wdjax.train.state.registry import find_algorithm, read_config, register_algorithm
     from wdjax.train.state.rows import Rows
     from wdjax.train.state.state import Memory, PolicyState, TrainState, with_hypers
+    from wdjax.train.storage.curves import read_curves
     from wdjax.train.storage.folder import plain_config
     from wdjax.train.storage.metrics_log import read_metrics
     from wdjax.train.storage.switches import make_deterministic
@@ -59,8 +60,8 @@ __all__ = [
     "compile_run", "complete_env_params", "connect", "cross_play", "custom_modules",
     "describe_bad_numbers", "evaluate", "export_policy", "find_algorithm", "gae", "list_presets",
     "list_references", "load_config", "load_policy", "load_run", "make_deterministic",
-    "make_learner", "plain_config", "play_live", "preset_path", "read_config", "read_metrics",
-    "read_warp_drive", "record_episode", "register_algorithm", "register_encoder",
+    "make_learner", "plain_config", "play_live", "preset_path", "read_config", "read_curves",
+    "read_metrics", "read_warp_drive", "record_episode", "register_algorithm", "register_encoder",
     "register_memory", "sample_blocks", "save_curves", "save_episode", "save_run", "statistics",
     "traced", "trained_policy", "with_hypers",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from wdjax.experiments.examples import (
     own_environment,
     own_game,
     own_network,
+    single_file_ppo,
     traced_physics,
 )
 from wdjax.train import Trainer, load_config, make_learner
@@ -80,6 +81,35 @@ def test_own_algorithm_learns_at_every_temperature():
     assert (returns > 150).all()  # of 500; at first 20
     tags = own_algorithm.beside_ppo()["tagger/episode_return"]
     assert np.nanmean(tags[-5:]) > np.nanmean(tags[:5])
+
+
+def test_single_file_ppo_is_short_and_uses_the_environments_only():
+    source = Path(single_file_ppo.__file__).read_text(encoding="utf8")
+    assert len(source.splitlines()) <= 150
+    assert re.findall(r"^(?:from|import) (wdjax.*)", source, re.MULTILINE) == ["wdjax"]
+
+
+def test_single_file_ppo_bootstraps_at_truncation_and_not_at_termination():
+    """Advantages by hand: three steps of two replicas, cut by a truncation and by a termination."""
+    args = single_file_ppo.Args(num_envs=2, gamma=0.5, gae_lambda=0.5)
+    over = jnp.array([[False, False], [True, True], [False, False]])
+    terminated = over & jnp.array([[False, True]])
+    value, next_value, reward = jnp.full((3, 2), 2.0), jnp.full((3, 2), 4.0), jnp.ones((3, 2))
+    rollout = single_file_ppo.Transition(
+        value, value, value, value, next_value, reward, terminated, over, value
+    )
+    advantage = single_file_ppo.gae(rollout, args)
+    np.testing.assert_allclose(advantage, [[1.25, 0.75], [1.0, -1.0], [1.0, 1.0]])
+
+
+@pytest.mark.slow
+@jax.numpy_rank_promotion("allow")  # biases of its networks
+def test_single_file_ppo_solves_cartpole():
+    args = single_file_ppo.Args()
+    train = jax.jit(jax.vmap(single_file_ppo.train, (0, None)), static_argnums=1)
+    _, returns = train(jax.random.split(jax.random.key(0), 4), args)
+    assert np.nanmean(returns[:, :5]) < 100
+    assert np.median(np.nanmean(returns[:, -20:], axis=1)) > 475  # of 500; counts as solved
 
 
 def test_own_environment_by_hand():

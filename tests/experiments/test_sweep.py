@@ -15,7 +15,7 @@ from stopping import EndsAfter, Killed
 
 from wdjax.experiments.sweep import Selection, evolve, load_member, read_table, sweep
 from wdjax.experiments.sweep.pbt import choose_parents, current_scores, explore
-from wdjax.train import load_run, read_metrics
+from wdjax.train import load_run, read_curves, read_metrics
 from wdjax.train.population import programs
 from wdjax.train.storage.folder import SWEEP, hold_folder
 from wdjax.train.storage.metrics_log import summarize
@@ -62,6 +62,24 @@ def whole(tmp_path_factory):
     """Return (folder, table) of a sweep of 16 members in two batches."""
     folder = tmp_path_factory.mktemp("sweeps") / "whole"
     return folder, sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8)
+
+
+# --- curves ---
+
+
+def test_curves_of_a_sweep_have_its_values_and_seeds(whole):
+    folder, table = whole
+    rows = read_curves(folder)
+    assert [row["run"] for row in rows] == [f"{i:03d}" for i in range(16) for _ in range(4)]
+    for own in table:
+        curve = [row for row in rows if row["member"] == own["member"]]
+        assert [row["updates"] for row in curve] == [1, 2, 3, 4]
+        assert curve[-1].items() <= {**own, "run": curve[-1]["run"]}.items()
+        assert all(row["seed"] == own["seed"] and row[RATE] == own[RATE] for row in curve)
+    above = read_curves(folder.parent)
+    assert {row["run"] for row in above} == {f"whole/{i:03d}" for i in range(16)}
+    (best,) = {row["member"] for row in read_curves(folder / "best")}
+    assert best == max(table, key=lambda row: row["score"])["member"]
 
 
 # --- members ---
