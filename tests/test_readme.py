@@ -186,6 +186,7 @@ def test_commands_on_pages_are_valid(words):
     elif program != "wdjax":
         assert program in (
             "pip",
+            "twine",
             "git",
             "cd",
             "source",
