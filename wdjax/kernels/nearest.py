@@ -29,7 +29,6 @@ from wdjax.kernels import pallas
 
 ROWS = 32  # agents per program, one per lane of one warp
 SPARE = 3  # additional sorted keys: the agent itself, and two that make insertion rarely necessary
-TOGETHER = 8  # agents whose distances are read at once where the search is by insertion
 MAX_SORTED = 13  # with SPARE, the sorting networks have 16 keys
 NOBODY = 2**31 - 1  # a key larger than any agent's
 INFINITE = 0x7F800000  # bits of an infinite distance: keys from here on belong to no agent
@@ -267,24 +266,16 @@ def _nearest_by_insertion(
             new_indices.append(jax.lax.select(nearer[i], at[1], indices[i]))
         return tuple(new_distances), tuple(new_indices)
 
-    def read(j: jax.Array) -> tuple[jax.Array, jax.Array]:
-        j = j.astype(jnp.int32)
-        return others.distance(j), jnp.full((ROWS,), others.index_of(j), jnp.int32)
-
     def insert(j: jax.Array, held: tuple) -> tuple:
-        return put(held, *read(j))
+        j = j.astype(jnp.int32)
+        far, index = others.distance(j), jnp.full((ROWS,), others.index_of(j), jnp.int32)
+        is_near = _is_before(far, index, held[0][-1], held[1][-1])
+        return jax.lax.cond(
+            jnp.max(is_near.astype(jnp.int32)) > 0, put, lambda held, *_: held, held, far, index
+        )
 
     def merge(begin: jax.Array | int, end: jax.Array | int, held: tuple) -> tuple:
-        def insert_some(i: jax.Array, held: tuple) -> tuple:
-            start = begin + i.astype(jnp.int32) * TOGETHER
-            others_here = [read(jnp.minimum(start + j, end - 1)) for j in range(TOGETHER)]
-            near = [_is_before(*one, held[0][-1], held[1][-1]) for one in others_here]
-            is_near = jnp.max(functools.reduce(jnp.logical_or, near).astype(jnp.int32)) > 0
-            stop = jnp.where(is_near, jnp.minimum(start + TOGETHER, end), start)
-            return jax.lax.fori_loop(start, stop, insert, held)
-
-        num_turns = (end - begin + TOGETHER - 1) // TOGETHER
-        return jax.lax.fori_loop(0, num_turns, insert_some, held), end
+        return jax.lax.fori_loop(begin, end, insert, held), end
 
     start = (jnp.full((ROWS,), jnp.inf, jnp.float32),) * k, (jnp.full((ROWS,), -1, jnp.int32),) * k
     return others.walk(merge, start)
