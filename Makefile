@@ -63,6 +63,7 @@ test-all: $(DEV_STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
 
 coverage: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet "pytest-cov>=6"
 	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) -m "not slow" --cov --cov-report=term --cov-report=xml $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP)

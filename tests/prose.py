@@ -45,7 +45,7 @@ PARTS = {
         "tests/experiments/test_[!aos]*.py",
     ],
     "messages": ["train/**/*.py", "experiments/**/*.py"],
-    "tests": ["tests/*.py", "tests/adapters/*.py", "tests/envs/*.py", "tests/later/*.py"],
+    "tests": ["tests/*.py", "tests/adapters/*.py", "tests/envs/*.py"],
     "tests of training": [
         "tests/adversary/*.py",
         "tests/train/*.py",

@@ -94,7 +94,8 @@ def fields_of(run: str) -> dict[str, Any]:
                 f"{run} is a checkpoint, but wdjax diff compares whole runs. Use {folder}"
             )
         file = preset_path(run)
-    warp_drive = read_warp_drive(file)
+    if (warp_drive := read_warp_drive(file)) is not None:
+        warp_drive.require_supported()
     raw = read_yaml(file) if warp_drive is None else warp_drive.fields
     written_by = {name: raw.pop(name) for name in (VERSION, MADE_WITH) if name in raw}
     config = read_config(raw, imports=False)

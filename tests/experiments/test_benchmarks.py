@@ -33,6 +33,7 @@ def refused(arguments, capsys):
 
 
 # Every kind of program once at full size, without compilation.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tier", "passes"),
     [
@@ -328,6 +329,7 @@ def test_startup_measures_the_stages_of_train():
     assert cells_of({"row": "startup", **result}, suite.COLUMNS)["must, s"] == "25.00 / 6.00"
 
 
+@pytest.mark.slow
 def test_worlds_with_more_agents_are_measured_and_drawn(tmp_path):
     config = agents.workload(20_000, 3).config()
     env, params = wdjax.make(config.env, **config.env_params)

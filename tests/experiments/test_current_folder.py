@@ -65,6 +65,7 @@ def run_commands(folder, *commands):
     return ended.stdout, ran.read_text() if ran.exists() else ""
 
 
+@pytest.mark.slow
 def test_no_file_of_the_current_folder_runs(strange):
     out, ran = run_commands(
         strange,

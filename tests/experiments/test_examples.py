@@ -28,6 +28,7 @@ from wdjax.experiments.examples import (
 from wdjax.train import Trainer, load_config, make_learner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vary", "outcome", "field", "lowest", "highest"),
     [

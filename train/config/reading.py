@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 SHORT = {"lr": "learning_rate"}  # abbreviation -> name of the field
 WARP_DRIVE = (
-    "this is a WarpDrive configuration. Read it with wdjax.train.load_config or wdjax train FILE, "
-    "from a file that is not named config.yaml"
+    "this is a WarpDrive configuration. Save it in a file that is not named config.yaml, and read "
+    "that with wdjax.train.load_config or wdjax train FILE"
 )
 
 T = TypeVar("T", bound="DataclassInstance")

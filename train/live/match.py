@@ -16,6 +16,7 @@ from wdjax.train.live.table import Table, begin, step
 PAUSE = 2.0  # seconds between the end of an episode and the next one
 NUM_RESULTS = 5  # episodes listed on the page
 FASTEST = 8.0  # highest speed
+MOST = float(np.finfo(np.float32).max)
 MOST_AHEAD = 4  # frames that the page has not drawn yet
 
 
@@ -157,7 +158,8 @@ class Match:
     def _set_point(self, point: Any) -> None:
         if point is not None:
             x, y = point
-            require(math.isfinite(x) and math.isfinite(y), "point", point, "two finite numbers")
+            fits = all(abs(value) <= MOST for value in (x, y))  # false for NaN
+            require(fits, "point", point, "two finite numbers of float32")
             point = [float(x), float(y)]
         self.point = point
 

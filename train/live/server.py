@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from wdjax.checks import one_line, require, require_integer
+from wdjax.checks import one_line, require_integer
+from wdjax.drawing.player import require_fps
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.learner.learner import Learner, make_learner
 from wdjax.train.live.match import Match
@@ -90,7 +91,9 @@ def play_live(
     except ImportError as error:
         raise ImportError('wdjax play needs websockets: pip install "wdjax[play]"') from error
     require_integer("port", port, 0, 65_535)
-    require(fps is None or 0 < fps <= 1_000, "fps", fps, "above 0 and at most 1000")
+    require_integer("seed", seed, 0, 2**32 - 1)
+    if fps is not None:
+        require_fps(fps)
     learner, state = _load(run, trust)
     table = Table(learner, state, greedy)
     fps = learner.env.frames_per_second if fps is None else fps
@@ -131,7 +134,9 @@ class LiveServer:
         self.table, self.fps = table, fps
         self._token, self._seeds = secrets.token_urlsafe(24), itertools.count(seed)
         self._free = threading.BoundedSemaphore(MOST_PAGES)
-        logger = logging.getLogger("wdjax.live")  # visitors see errors; attacks are no news
+        logger = logging.getLogger(
+            "wdjax.live"
+        )  # the page shows errors; rejected requests are not logged
         logger.setLevel(logging.CRITICAL + 1)
         self._server = serve(
             self._play, HOST, port, process_request=self._admit, compression=None,

@@ -283,6 +283,7 @@ def test_q_values_are_fitted_to_lambda_returns(mixer):
     np.testing.assert_allclose(found, wanted, 1e-4)
 
 
+@pytest.mark.slow
 def test_popart_keeps_the_values():
     """Without learning, a run with normalization has the values of one without."""
     means = []

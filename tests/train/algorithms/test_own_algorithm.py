@@ -166,6 +166,7 @@ def pulled_config(**changes):
     return awr_config(**{"policies.agent.algorithm": "custom_losses:Pulled", **changes})
 
 
+@pytest.mark.slow
 def test_a_loss_with_another_term_and_option():
     learner, ppo = make_learner(pulled_config()), make_learner(awr_config(**PPO_ALONE))
     state = learner.init(jax.random.key(0))

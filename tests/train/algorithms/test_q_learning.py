@@ -95,7 +95,7 @@ def test_dueling_values_are_the_value_plus_centred_advantages():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["VDN", "QMIX"])
+@pytest.mark.parametrize("algorithm", ["VDN", pytest.param("QMIX", marks=pytest.mark.slow)])
 def test_a_step_of_a_team_ignores_agents_that_have_left(algorithm):
     options = {"mixing_size": 3, "hyper_size": 4} if algorithm == "QMIX" else {}
     learner = learner_of("match_env:Match", algorithm, "caller", "answerer", **options)

@@ -289,7 +289,7 @@ def test_code_that_the_config_of_a_run_names_is_not_imported(tmp_path, monkeypat
     for command in (["train", str(file)], ["diff", "cartpole", str(file)]):
         with pytest.raises(SystemExit, match="2"):
             main(command)
-        assert "from a file that is not named config.yaml" in capsys.readouterr().err
+        assert "in a file that is not named config.yaml" in capsys.readouterr().err
 
 
 def test_commands_print_the_table_before_an_error(tmp_path, monkeypatch, capsys):

@@ -193,7 +193,12 @@ def random_batch(size):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "shared_trunk"), [(TwoTerms, False), (TwoTerms, True), (Mixed, True)]
+    ("algorithm", "shared_trunk"),
+    [
+        (TwoTerms, False),
+        pytest.param(TwoTerms, True, marks=pytest.mark.slow),
+        (Mixed, True),
+    ],
 )
 def test_kernel_gradient_of_a_custom_loss_equals_plain_xla(algorithm, shared_trunk):
     learner = make_case(algorithm, shared_trunk)

@@ -124,7 +124,7 @@ def test_unsupported_sizes_have_a_reason(sizes, reason):
 @pytest.mark.parametrize(
     "card", [CARDS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CARDS[1:])]
 )
-@pytest.mark.parametrize("shared_trunk", [True, False])
+@pytest.mark.parametrize("shared_trunk", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_updates_of_policies_with_set_encoders_use_kernels_on_gpus(card, shared_trunk, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with listening() as decisions:
@@ -175,7 +175,7 @@ def without_last_relu(self, rows):
     return self.layer_1(jax.nn.relu(self.layer_0(rows)))
 
 
-@pytest.mark.parametrize("replaced", ["layers", "parts"])
+@pytest.mark.parametrize("replaced", ["layers", pytest.param("parts", marks=pytest.mark.slow)])
 def test_replaced_parts_of_set_encoders_use_plain_xla(replaced, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     if replaced == "layers":

@@ -81,7 +81,7 @@ def test_iterations_of_two_steps_and_of_one_agree(interpreted, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("resident", [0, 3, 5])
+@pytest.mark.parametrize("resident", [0, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_matrices_that_do_not_fit_stay_in_memory(resident, interpreted, monkeypatch):
     expected = results("lstm", by_kernel=False)
     monkeypatch.setattr(recurrence, "max_resident", lambda: resident * 16**2)

@@ -186,7 +186,7 @@ MALFORMED = [
     '{"agent": "runner"}', '{"player": ["tagger", "flee_nearest"]}', '{"player": ["none", "a"]}',
     '{"player": [["tagger"], "random"]}', '{"player": 3}', '{"speed": 0}', '{"speed": NaN}',
     '{"speed": "1"}', '{"speed": 1e9}', '{"speed": [1]}', "[" * 4000, '{"point":' + "[" * 4000,
-    '{"point": [1e999, 1]}', '{"point": [1' + "0" * 4000 + ", 1]}",
+    '{"point": [1e999, 1]}', '{"point": [1e39, 0]}', '{"point": [1' + "0" * 4000 + ", 1]}",
 ]  # fmt: skip
 
 
