@@ -149,6 +149,10 @@ COMMANDS = [
      "unknown field policies.agent.lr: did you mean 'learning_rate'?"),
     ([*TRAIN, "--policies.runner.lr", "1e-3"], "policies.runner.lr: did you mean 'learning_rate'?"),
     ([*TRAIN, AGENT + "hidden-sizes", "8"], "did you mean --policies.agent.network.hidden-sizes?"),
+    (["train", "tag_small", "--policies.all.lr", "0.1"],
+     "wdjax: Unrecognized options: --policies.all.lr, 0.1: unknown field policies.all.lr: did you"),
+    (["train", "tag_small", "--policies.all.lr=0.1"],
+     "wdjax: Unrecognized options: --policies.all.lr=0.1: unknown field policies.all.lr: did you"),
     (["train", "tag_small", "--lr", "1"],
      "did you mean 'policies.tagger.learning_rate' or 'policies.runner.learning_rate'?"),
     ([*TRAIN, AGENT + "network.encoder", ".mod:X"],
@@ -158,7 +162,7 @@ COMMANDS = [
     ([*SWEEP, "--set", "learning_rate=1,2"],
      "learning_rate: did you mean 'policies.agent.learning_rate'?"),
     ([*SWEEP, "--search", "4"],
-     "values = {}: must be several values or a range of at least one field. Use --set"),
+     "values = {}: must be several values or a range of at least one field. Use --FIELD V"),
     ([*SWEEP, "--pbt", "1"], "--pbt = 1: must be at least 2 members"),
     ([*TRAIN, "--resme"], "Unrecognized options: --resme: did you mean --resume?"),
     ([*TRAIN, "--resume", "yes"], "Unrecognized options: yes (see --help)"),
@@ -183,6 +187,10 @@ COMMANDS = [
     ([*SWEEP, "--policies.all.clp", "1"], "policies.all.clp: did you mean 'policies.all.clip'?"),
     ([*SWEEP, "--lr", "1e-3"], "unknown field lr: did you mean 'policies.agent.learning_rate'?"),
     ([*SWEEP, "--policies.agent.clip"], "--policies.agent.clip = '': must be followed by VALUE"),
+    ([*SWEEP, "--num-envs"], "--num-envs = '': must be followed by VALUE or VALUE,VALUE"),
+    ([*SWEEP, "--dry-run"], "--dry-run is not an option of wdjax sweep (see --help)"),
+    ([*SWEEP, "--resme"], "--resme is not an option of wdjax sweep: did you mean --resume?"),
+    ([*SWEEP, "--num-env"], "--num-env is not an option of wdjax sweep: did you mean --num-envs?"),
     ([*SWEEP, "--policies.agent.clip", "high"], "policies.agent.clip = 'high': must be a number"),
     ([*SWEEP, "--set", "policies.agent.clip=1", "--policies.agent.clip", "2"],
      "--set = 'policies.agent.clip=2': must be given once for policies.agent.clip"),
@@ -221,7 +229,7 @@ COMMANDS = [
     ([*SWEEP, "--pbt", "4", "--search", "4"], "--pbt = 4: must be omitted with --search"),
     ([*SWEEP, "--pbt", "-1"], "--pbt = -1: must be at least 2 members (0: no population"),
     ([*SWEEP, "--pbt", "4"],
-     "values = {}: must be several values or a range of at least one field. Use --set"),
+     "values = {}: must be several values or a range of at least one field. Use --FIELD V"),
     ([*SWEEP, "--pbt", "4", "--set", "num_envs=4,8"],
      "unknown hyperparameter that a run can change 'num_envs'"),
     ([*SWEEP, "--pbt", "4", "--seeds", "2"], "--seeds = 2: must be 1 with --pbt"),
@@ -231,7 +239,7 @@ COMMANDS = [
     ([*SWEEP, "--halving", "4"], "--halving = 4: must be omitted without --search"),
     ([*SWEEP, "--search", "4", "--halving", "1"], "halving = 1: must be at least 2"),
     ([*SWEEP, "--search", "4", "--point", "num_envs=4"],
-     "must be omitted with --search. Use --set FIELD=VALUES"),
+     "must be omitted with --search. Use --FIELD VALUES"),
     (["eval"], "wdjax eval needs a run, the folder that wdjax train wrote"),
     (["eval", "none"], "none contains no run: none/config.yaml is missing"),
     (["eval", "a file"], "a file contains no run: a file/config.yaml is missing"),
@@ -250,6 +258,8 @@ COMMANDS = [
     (["play", "tag_small", "--port", "70000"], "port = 70000: must be at least 0 and at most"),
     (["play", "tag_small", "--seed", "-1"], "--seed = -1: must be at least 0 and below 2**32"),
     (["render", "none"], "none contains no run: none/config.yaml is missing"),
+    (["render", "grid"], "grid contains no run: grid/config.yaml is missing. Use grid/best"),
+    (["play", "grid"], "grid contains no run: grid/config.yaml is missing. Use grid/best"),
     (["render", "run", "other"], "Unrecognized options: other (see --help)"),
     (["render", "run", "--fps", "fast"],
      "Error parsing --fps: 'fast' must be a whole number (see --help)"),
@@ -272,6 +282,8 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("a folder").mkdir()
     Path("a file").write_text("")
+    Path("grid/best").mkdir(parents=True)
+    Path("grid/best/config.yaml").write_text("")  # of a sweep
     Path("empty.yaml").write_text("")
     Path("tab.yaml").write_text("env: cartpole\n\tseed: 3")
     Path("warp_drive.yaml").write_text(

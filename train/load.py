@@ -11,6 +11,8 @@ from typing import Any
 
 from wdjax.checks import require, require_known
 from wdjax.files import write_text
+from wdjax.train.config.all_policies import ALL as ALL  # for wdjax.experiments
+from wdjax.train.config.all_policies import for_each_policy
 from wdjax.train.config.reading import set_dotted
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own
@@ -40,7 +42,6 @@ from wdjax.train.storage.folder import (
 from wdjax.train.storage.metrics_log import METRICS
 from wdjax.yaml_reader import read_yaml
 
-ALL = "policies.all."  # begins the name of a field of every policy
 PRESETS = Path(__file__).parents[1] / "experiments" / "configs"
 
 # name of an environment -> preset that learns it in one or two minutes on 2 CPU cores
@@ -142,20 +143,6 @@ def _changed(
     config = read_config(raw)
     validate(config)
     return config
-
-
-def for_each_policy(changes: Mapping[str, object], policies: Iterable[str]) -> dict[str, object]:
-    """Return changes with the field of each policy in place of "policies.all.FIELD".
-
-    A policy may be named "all".
-    """
-    names = list(policies)
-    found: dict[str, object] = {}
-    for name, value in changes.items():
-        several = name.startswith(ALL) and "all" not in names
-        fields = [f"policies.{policy}.{name.removeprefix(ALL)}" for policy in names]
-        found |= dict.fromkeys(fields if several else [name], value)
-    return found
 
 
 def _flat_changes(changes: Mapping[str, object]) -> Iterator[tuple[str, object]]:

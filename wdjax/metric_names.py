@@ -95,16 +95,16 @@ def policies_of(row: Mapping[str, Any]) -> list[str]:
 def summed_over(row: Mapping[str, Any]) -> str:
     """Return the unit of the returns in a row of metrics.jsonl: "sum over 3 agents", or "".
 
-    The returns of a policy are sums over its agents. The text is empty if each policy has one
-    agent, and contains their number if there is one policy.
+    The returns of a policy are sums over its agents. The text contains their number if there is one
+    policy. It is empty if each policy has one agent, and if the row has no speeds, from which
+    agents are counted: members of a sweep or a population have none.
     """
     policies, both = policies_of(row), ("agent_steps_per_second", "env_steps_per_second")
-    total, steps = (row.get(name) for name in both)  # members of a population have neither
+    total, steps = (row.get(name) for name in both)
     agents = round(total / steps) if total and steps else None
-    if agents == len(policies):
+    if agents in (None, len(policies)):
         return ""
-    number = f"{agents} " if agents and len(policies) == 1 else ""
-    return f"sum over {number}agents"
+    return f"sum over {agents} agents" if len(policies) == 1 else "sum over agents"
 
 
 def spreads_of(row: Mapping[str, Any]) -> set[str]:

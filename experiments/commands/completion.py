@@ -19,7 +19,7 @@ _wdjax() {{
     case ${{COMP_CWORD}}:${{COMP_WORDS[1]}}:${{COMP_WORDS[2]}}:$word in
         1:*) words="{commands}" ;;
 {cases}
-        2:train:*|2:sweep:*|*:diff:*) words="{presets}" ;;
+        2:train:*|2:sweep:*|2:play:*|*:diff:*) words="{presets}" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
@@ -31,23 +31,37 @@ CLASSES = {
 }  # fmt: skip
 
 
+# flags of a run that are no fields
+TRAIN_ONLY = {
+    f"--{start}{name.replace('_', '-')}"
+    for name in TrainArguments.__dataclass_fields__ for start in ("", "no-")
+}  # fmt: skip
+
+
 def completion(arguments: list[str]) -> None:
     """wdjax completion: print a script for bash and zsh."""
     from wdjax.experiments.cli import COMMANDS
 
     if arguments:
         raise ValueError(f"wdjax completion takes no arguments, not {' '.join(arguments)}")
-    flags = {f"{name}:*": flags_of_class(cls) for name, cls in CLASSES.items()}
+    flags = {}
+    sweep = flags_of_class(SweepArguments)
     for preset in list_presets():
         _, default = of_preset(preset, [])
-        flags[f"train:{preset}"] = flags_of_class(TrainArguments, default=default)
-    cases = "\n".join(f'        *:{case}:-*) words="{words}" ;;' for case, words in flags.items())
+        own = flags_of_class(TrainArguments, default=default)
+        flags[f"train:{preset}"] = own
+        flags[f"sweep:{preset}"] = [*sweep, *(flag for flag in own if flag not in TRAIN_ONLY)]
+    flags |= {f"{name}:*": flags_of_class(cls) for name, cls in CLASSES.items()}
+    cases = "\n".join(
+        f'        *:{case}:-*) words="{" ".join(dict.fromkeys(words))}" ;;'
+        for case, words in flags.items()
+    )
     presets, commands = " ".join(list_presets()), " ".join(COMMANDS)
     print(SCRIPT.format(commands=commands, presets=presets, cases=cases))
 
 
-def flags_of_class(cls: type, **options: Any) -> str:
+def flags_of_class(cls: type, **options: Any) -> list[str]:
     """Return the flags of a class of arguments; `options` as for `tyro.cli`."""
     panels = panels_by_tyro(cls, "wdjax", **options).values()
     lines = (flag.splitlines()[0] for flags in panels for flag in flags)
-    return " ".join(re.findall(r"--[\w.-]+", " ".join(lines)))
+    return re.findall(r"--[\w.-]+", " ".join(lines))

@@ -45,6 +45,17 @@ def for_each_policy(arguments: Sequence[str], policies: Collection[str]) -> list
     return found
 
 
+def as_typed(message: str, arguments: Sequence[str], policies: Collection[str]) -> str:
+    """Return a message that names `--policies.all.FIELD` in place of the flag of each policy."""
+    for typed in flags_with_values(arguments):
+        each = for_each_policy(typed, policies)
+        if each != typed and ", ".join(each) in message:
+            message = message.replace(", ".join(each), ", ".join(typed))
+            first, field = (own[0].removeprefix("--").split("=")[0] for own in (each, typed))
+            message = message.replace(f"field {_alike(first)}", f"field {_alike(field)}")
+    return message
+
+
 def as_settings(arguments: Sequence[str], options: Collection[str]) -> list[str]:
     """Return the arguments of a sweep with `--set FIELD=VALUES` in place of `--FIELD VALUES`.
 
@@ -53,7 +64,7 @@ def as_settings(arguments: Sequence[str], options: Collection[str]) -> list[str]
         options: options of the sweep, with underscores. All other flags are fields.
 
     Raises:
-        ValueError: for a field without a value.
+        ValueError: for a field without a value, or a flag that is neither an option nor a field.
     """
     found: list[str] = []
     for flag, *values in flags_with_values(arguments):
@@ -62,9 +73,20 @@ def as_settings(arguments: Sequence[str], options: Collection[str]) -> list[str]
             found += [flag, *values]
             continue
         text = " ".join([*[first] * bool(first), *values])
+        if not text:
+            _require_field(name, options)
         require(text, flag, text, "followed by VALUE or VALUE,VALUE")
         found += ["--set", f"{name}={text}"]
     return found
+
+
+def _require_field(name: str, options: Collection[str]) -> None:
+    """Raise ValueError for a name without dots that is not a field of TrainConfig."""
+    fields = TrainConfig.__dataclass_fields__
+    if "." not in name and _alike(name) not in fields:
+        near = difflib.get_close_matches(_alike(name), [*options, *fields], 1, cutoff=0.7)
+        closest = f": did you mean --{near[0].replace('_', '-')}?" if near else " (see --help)"
+        raise ValueError(f"--{name} is not an option of wdjax sweep{closest}")
 
 
 def find_field(

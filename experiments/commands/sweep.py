@@ -167,7 +167,7 @@ def run_sweep(preset: str, arguments: SweepArguments, stop: threading.Event) -> 
     config = load_config(preset, trust=arguments.trust)
     settings, points = collect(arguments, config)
     mode = "--search" if arguments.search else "--pbt" if arguments.pbt else ""
-    allowed = f"omitted with {mode}. Use --set FIELD=VALUES"
+    allowed = f"omitted with {mode}. Use --FIELD VALUES"
     require(not (mode and points), "--point", points[:1], allowed)
     common: dict[str, Any] = {
         "workdir": arguments.workdir,

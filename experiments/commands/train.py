@@ -27,7 +27,7 @@ from wdjax.experiments.commands.arguments import (
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic, panels_by_tyro
-from wdjax.experiments.commands.overrides import for_each_policy
+from wdjax.experiments.commands.overrides import as_typed, for_each_policy
 from wdjax.kernels.backend import on_cpu
 from wdjax.lazy import no_garbage_collection
 from wdjax.signals import STOPPED
@@ -155,8 +155,11 @@ def with_flags(
     preset: str, raw: TrainConfig, default: TrainArguments, changes: list[str]
 ) -> TrainArguments:
     """Return the default arguments changed by flags; raise ValueError or TypeError for bad ones."""
-    changes = for_each_policy(changes, raw.policies)
-    parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
+    typed, changes = changes, for_each_policy(changes, raw.policies)
+    try:
+        parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
+    except ValueError as error:
+        raise ValueError(as_typed(str(error), typed, raw.policies)) from None
     parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
     change_config(parsed.config)  # validates it
     return parsed

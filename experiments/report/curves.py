@@ -177,12 +177,16 @@ def write_curves(
     figure.suptitle(title)
     all_axes = np.ravel(figure.subplots(len(panels), 1))
     for axes, (metric, curves) in zip(all_axes, panels.items(), strict=True):
+        colors = colors_of(sorted(label for label, _ in curves))  # as in a report
         bands = [
-            draw_curve(axes, label, curve, f"C{number}", "-")
-            for number, (label, curve) in enumerate(curves)
+            draw_curve(axes, label, curve, colors[label], "-")
+            for label, curve in curves
             if curve is not None
         ]
-        axes.set_ylabel(f"{metric}, IQM and {LEVEL:.0%} interval" if any(bands) else metric)
+        # members of a sweep do not record their number of agents: see `summed_over`
+        unit = "\n[reward, sum over its agents]" if metric.endswith("/episode_return") else ""
+        interval = f", IQM and {LEVEL:.0%} interval" if any(bands) else ""
+        axes.set_ylabel(f"{metric}{unit}{interval}")
         count_env_steps(axes)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

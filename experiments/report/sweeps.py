@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from wdjax.checks import require_integer, require_known
-from wdjax.drawing.figures import CURVES
 from wdjax.experiments.report.page import Section, folded
 from wdjax.experiments.sweep.driver import read_rows
 from wdjax.experiments.sweep.members import MOST_SEEDS, Point, Row
-from wdjax.experiments.sweep.table import last_known, point_words, short_value
+from wdjax.experiments.sweep.table import MOST_CURVES, last_known, point_words, rank, short_value
 from wdjax.files import read_json, require_fields
 from wdjax.tables import html_table
 from wdjax.train.population.members import read_batches
@@ -26,7 +25,7 @@ LABEL = 36  # characters of a label; longer ones are cut in legends
 UNIT = {"grid": "configuration", "search": "trial", "pbt": "member"}
 WORDS = (
     "final: last known value in training; best: highest value of a chunk in training; both are the "
-    "mean ± sample standard deviation over seeds"
+    "mean ± sample standard deviation over seeds; the return of a policy is the sum over its agents"
 )
 
 
@@ -68,14 +67,17 @@ class SweepRecord:
         ]
 
     def ranked(self) -> list[Trial]:
-        """Return the trials, those with the highest final value of the first metric first."""
-        known = {own.number: finals(own, self.metrics[0]) for own in self.trials}
-        score = {n: np.mean(own) if len(own) else -np.inf for n, own in known.items()}
-        return sorted(self.trials, key=lambda own: score[own.number], reverse=True)
+        """Return the trials, the best ones by the first metric first (see `rank`)."""
+
+        def key(own: Trial) -> tuple[bool, bool, float]:
+            known = finals(own, self.metrics[0])
+            return rank(float(np.mean(known)) if known else None, own.status)
+
+        return sorted(self.trials, key=key, reverse=True)
 
     def groups(self) -> dict[str, list[Sequence[Row]]]:
         """Return label -> rows of each seed of the best trials, at most one per color."""
-        drawn = [own for own in self.ranked() if any(own.runs)][: len(CURVES)]
+        drawn = [own for own in self.ranked() if any(own.runs)][:MOST_CURVES]
         unit, by_values = UNIT[self.asked["mode"]], self.asked["mode"] != "pbt"
         words = [point_words(own.values, self.varied) for own in drawn]
         plain = by_values and len(set(words)) == len(words) and max(map(len, words)) <= LABEL

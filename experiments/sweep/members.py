@@ -61,7 +61,7 @@ def varying(settings: Mapping[str, Values]) -> list[str]:
         "values",
         dict(settings),
         "several values or a range of at least one field. "
-        "Use --set FIELD=VALUE,VALUE or FIELD=log:LOW:HIGH",
+        "Use --FIELD VALUE,VALUE or --FIELD log:LOW:HIGH",
     )
     return names
 
@@ -96,7 +96,7 @@ def parse_point(settings: Iterable[str]) -> Point:
     point: Point = {}
     for name, values in parse_settings(settings).items():
         single = isinstance(values, list) and len(values) == 1
-        words = "one value. Use --set FIELD=VALUE,VALUE for several"
+        words = "one value. Use --FIELD VALUE,VALUE for several"
         require(single, f"--point {name}", values, words)
         (point[name],) = cast(list, values)
     return point

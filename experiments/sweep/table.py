@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from wdjax.drawing.figures import count_env_steps, write_figure
+from wdjax.drawing.figures import CURVES, count_env_steps, write_figure
 from wdjax.experiments.over_seeds import interval_of_mean, probability_of_improvement
 from wdjax.experiments.report.curves import pooled, write_curves
 from wdjax.experiments.sweep.members import Member, Row
 from wdjax.files import write_text
 from wdjax.train import read_metrics
 
-MOST_CURVES = 10  # matplotlib has ten colors
+MOST_CURVES = len(CURVES)
+MOST_POINTS = 10  # printed
 MOST_TRIALS = 20  # printed
 CAPTION = (
     "score: mean ± sample standard deviation over seeds; "
@@ -114,7 +115,7 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     for row in table:
         if row["score"] is not None:
             scores[members[row["member"]].point].append(row["score"])
-    best = sorted(scores, key=lambda point: -np.mean(scores[point]))[:MOST_CURVES]
+    best = sorted(scores, key=lambda point: -np.mean(scores[point]))[:MOST_POINTS]
     printed = Table(*short_names(names), caption=CAPTION, caption_justify="left")
     for column in ("score ± SD", "IQM", "P(best > this)", "seeds"):
         printed.add_column(column, justify="right")
@@ -132,6 +133,15 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     return printed
 
 
+def rank(score: float | None, status: str) -> tuple[bool, bool, float]:
+    """Return the sort key of a trial, the largest for the best one.
+
+    Complete trials are above others, whose scores are of shorter runs. Trials without a score are
+    last.
+    """
+    return score is not None, status == "complete", score or 0.0
+
+
 def trial_table(table: Sequence[Row], names: Sequence[str]) -> Table:
     """Return the table that is printed for a search: its trials, the best ones first.
 
@@ -139,9 +149,8 @@ def trial_table(table: Sequence[Row], names: Sequence[str]) -> Table:
         table: rows of the study.
         names: fields that vary.
     """
-    # scores of pruned trials are of shorter runs
-    rank = lambda row: (row["score"] is not None, row["state"] == "complete", row["score"] or 0.0)  # noqa: E731
-    best = sorted(table, key=rank, reverse=True)[:MOST_TRIALS]
+    key = lambda row: rank(row["score"], row["state"])  # noqa: E731
+    best = sorted(table, key=key, reverse=True)[:MOST_TRIALS]
     few = f"; best {len(best)} of {len(table)} trials" if len(best) < len(table) else ""
     caption = f"score: mean over seeds; a pruned trial has a shorter run{few}"
     printed = Table(caption=caption, caption_justify="left")

@@ -137,6 +137,11 @@ def test_completion_in_a_shell(capsys, tmp_path):
         "--policies.runner.learning-rate"
     ]
     assert completed("train", "tag_small", "--env-params.num-ta") == ["--env-params.num-taggers"]
+    assert completed("sweep", "tag_small", "--env-params.num-ta") == ["--env-params.num-taggers"]
+    assert completed("sweep", "tag_small", "--pbt-e") == ["--pbt-every-updates", "--pbt-every"]
+    assert completed("sweep", "tag_small", "--dry") == []  # an option of wdjax train
+    assert completed("sweep", "mine.yaml", "--sea") == ["--search"]  # once
+    assert completed("play", "tag_s") == ["tag_small", "tag_small_mappo"]
     assert completed("eval", "runs/a", "--opp") == ["--opponents"]
 
 

@@ -19,6 +19,8 @@ from wdjax.train.host.plots import draw_run, quantities
 from wdjax.train.host.progress import words_of_run
 from wdjax.train.storage.metrics_log import summarize
 
+TEN_AGENTS = {"agent_steps_per_second": 10_000.0}  # in rows_of
+
 
 def rows_of(returns, steps):
     """Return metrics rows of a run, one for each number of env steps."""
@@ -128,15 +130,14 @@ def test_equal_curves_are_distinguishable():
 
 def test_progress_bar_defines_returns():
     config = load_config("tag_small")
-    row = rows_of({"tagger": 55.63, "runner": -7.0}, [1000])[0]
-    assert re.search(r"agent|sum|total", words_of_run(config, row))
+    row = rows_of({"tagger": 55.63, "runner": -7.0}, [1000])[0] | TEN_AGENTS
+    assert "(sum over agents)" in words_of_run(config, row)
 
 
 def test_curves_define_returns():
-    (label,) = [
-        label for label in quantities(rows_of({"tagger": 55.63}, [1000])) if "return" in label
-    ]
-    assert re.search(r"agent|sum|total", label)
+    [row] = rows_of({"tagger": 55.63}, [1000])
+    (label,) = [label for label in quantities([row | TEN_AGENTS]) if "return" in label]
+    assert "sum over 10 agents" in label
 
 
 @pytest.mark.parametrize(
@@ -146,11 +147,13 @@ def test_curves_define_returns():
         (["agent"], 3, "sum over 3 agents"),
         (["tagger", "runner"], 2, ""),
         (["tagger", "runner"], 10, "sum over agents"),
+        (["agent"], None, ""),  # a member of a sweep
     ],
 )
 def test_unit_of_returns_counts_the_agents_of_a_policy(policies, agents, unit):
     [row] = rows_of(dict.fromkeys(policies, 55.63), [1000])
-    assert summed_over(row | {"agent_steps_per_second": 1000.0 * agents}) == unit
+    speeds = {"agent_steps_per_second": 1000.0 * agents} if agents else {}
+    assert summed_over(row | speeds) == unit
 
 
 def test_report_of_different_numbers_of_agents_names_no_number():

@@ -258,8 +258,8 @@ def test_curves_name_hostile_policies_as_they_are(tmp_path):
 def test_panels_of_several_runs_name_every_policy():
     """A policy "e" is part of the label "mean episode return", too."""
     drawn = "".join(draw_panels({"a": [rows_of(["e", "m"])], "b": [rows_of(["e", "m"])]}))
-    assert "mean episode return, e [reward, sum over agents]" in drawn
-    assert "mean episode return, m [reward, sum over agents]" in drawn
+    assert "mean episode return, e [reward]" in drawn
+    assert "mean episode return, m [reward]" in drawn
 
 
 def test_players_with_numbers_for_names_are_not_shaded():

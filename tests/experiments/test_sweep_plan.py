@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from refusals import refusal
 
+from wdjax.drawing.figures import colors_of
 from wdjax.experiments.sweep import Halving, Selection, evolve, read_table, sweep
 from wdjax.experiments.sweep.members import (
     Range,
@@ -370,9 +371,9 @@ def test_the_curves_with_the_highest_ends_are_drawn(config, tmp_path, monkeypatc
     ]
     assert draw_curves(tmp_path / "c.png", members, rows, ["x"], "many") is not None
     [(title, curves)] = drawn
-    assert title == "many (best 10 of 12)"
+    assert title == "many (best 6 of 12)"
     assert [(words, curve.middle.tolist()) for words, curve in curves] == [
-        (f"learning_rate {rates[i]:.4g}", [float(i)]) for i in range(2, 12)
+        (f"learning_rate {rates[i]:.4g}", [float(i)]) for i in range(6, 12)
     ]
     assert draw_curves(tmp_path / "d.png", members, rows, ["y"], "none") is None
 
@@ -438,3 +439,19 @@ def test_one_seed_has_no_interval(config, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert draw_curves(tmp_path / "c.png", members[:1], rows[:1], ["x"], "one") is not None
+
+
+def test_curves_have_the_colors_and_the_unit_of_a_report(config, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        "wdjax.experiments.report.curves.write_figure",
+        lambda figure, file, **options: figures.append(figure),
+    )
+    members = make_members(config, make_points({RATE: [1e-3, 3e-3]}), [0])
+    metric = "agent/episode_return"
+    rows = [{"member": i, "env_steps": 8, metric: 1.0} for i in range(2)]
+    draw_curves(tmp_path / "c.png", members, rows, [metric], "two")
+    [axes] = figures[0].axes
+    assert axes.get_ylabel() == f"{metric}\n[reward, sum over its agents]"
+    labels = [line.get_label() for line in axes.lines]
+    assert [line.get_color() for line in axes.lines] == list(colors_of(labels).values())

@@ -65,15 +65,16 @@ def test_trials_of_a_running_grid(tmp_path):
     assert lines_of(section) == [
         ["configuration", "agent.learning_rate", "seeds", "env steps",
          f"final {RETURN}", f"best {RETURN}", "status"],
-        ["1", "0.003", "1 of 2", "16", "7.00", "7.00", "unfinished"],
         ["0", "0.001", "2", "24", "3.00 ± 1.41", "6.00 ± 2.83", "complete"],
+        ["1", "0.003", "1 of 2", "16", "7.00", "7.00", "unfinished"],  # a shorter run
         ["2", "0.01", "0 of 2", "0", "-", "-", "waiting"],
     ]  # fmt: skip
     assert section.words.startswith("1 complete, 1 unfinished, 1 waiting.")
     assert "sample standard deviation" in section.words
+    assert section.words.endswith("; the return of a policy is the sum over its agents")
     groups = record.groups()
-    assert list(groups) == ["learning_rate 0.003", "learning_rate 0.001"]
-    assert [len(runs) for runs in groups.values()] == [1, 2]
+    assert list(groups) == ["learning_rate 0.001", "learning_rate 0.003"]
+    assert [len(runs) for runs in groups.values()] == [2, 1]
     assert ["seeds", "[4, 5]"] in lines_of(of_settings(record))
 
 
@@ -108,8 +109,8 @@ def test_trials_of_a_search_are_pruned_after_a_rung(tmp_path):
     write_batch(second / "0" / "000" / "000", {4: [0.0], 5: [0.0], 6: [9.0], 7: [9.0]}, True)
     table = lines_of(of_trials(read_record(folder)))
     assert [(line[0], line[-3], line[-1]) for line in table[1:]] == [
-        ("3", "9.00 ± 0.00", "unfinished"),  # the next rung has not begun
         ("1", "7.00 ± 0.00", "complete"),
+        ("3", "9.00 ± 0.00", "unfinished"),  # the next rung has not begun
         ("0", "2.00 ± 1.41", "pruned"),
         ("2", "0.00 ± 0.00", "unfinished"),
     ]

@@ -22,6 +22,7 @@ from wdjax.train.learner.setup import require_config
 from wdjax.train.state.registry import read_config
 from wdjax.train.state.state import TrainState
 from wdjax.train.storage.folder import SWEEP, make_folder, plain_config
+from wdjax.train.storage.sweep_folder import read_members_file
 from wdjax.yaml_reader import flat
 
 Member: TypeAlias = Mapping[str, object]
@@ -104,11 +105,7 @@ def state_of(states: TrainState, place: int) -> TrainState:
 def read_batches(workdir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (folder, content of members.json) of all batches in a folder, the last one first."""
     for file in reversed(find_files(workdir, "members.json")):
-        content = read_json(file)
-        require_fields(file, content, size=int, members=list)
-        for member in content["members"]:
-            require_fields(file, member, member=int, seed=int, values=dict)
-        yield file.parent, content
+        yield file.parent, read_members_file(file, seed=int, values=dict)
 
 
 def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any]]:

@@ -7,19 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from wdjax.checks import did_you_mean
-from wdjax.files import find_files, read_json, require_fields
-from wdjax.train.storage.folder import CONFIG, SWEEP, without_version
+from wdjax.files import find_files, require_fields
+from wdjax.train.config.all_policies import for_each_policy
+from wdjax.train.storage.folder import CONFIG, without_version
 from wdjax.train.storage.metrics_log import METRICS, read_metrics
+from wdjax.train.storage.sweep_folder import ASKED, read_members_file, with_new_fields
 from wdjax.yaml_reader import flat, read_yaml
 
 
 @dataclasses.dataclass(frozen=True)
 class _Curve:
-    run: str
+    place: str  # folder of a run or a sweep
+    member: int | None  # number in the sweep
     seed: int | None
     values: Mapping[str, Any]  # set by a sweep: always columns
     config: Mapping[str, Any]  # dotted field -> value; columns where runs differ
     rows: list[dict[str, Any]]
+
+    @property
+    def run(self) -> str:
+        """Path of the run; a member has its number in place of a folder."""
+        number = "" if self.member is None else f"{self.member:03d}"
+        return Path(self.place, number).as_posix()
 
 
 def read_curves(folder: str | Path) -> list[dict[str, Any]]:
@@ -47,7 +56,9 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
     if not root.is_dir():
         near = [path.name for path in root.absolute().parent.glob("*/")]
         raise FileNotFoundError(f"folder = {folder}: must exist; {did_you_mean(root.name, near)}")
-    curves = [curve for file in find_files(root, METRICS) for curve in _curves_of(file, root)]
+    bases = {file.parent: _base_of(file) for file in find_files(root, ASKED)}
+    files = find_files(root, METRICS)
+    curves = [curve for file in files for curve in _curves_of(file, root, bases)]
     if not curves:
         words = f"must contain a run or a sweep that has written {METRICS}"
         raise FileNotFoundError(f"folder = {folder}: {words}")
@@ -56,7 +67,7 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
     differ = [n for n in names if any(own.get(n) != configs[0].get(n) for own in configs)]
     return [
         {"run": curve.run, "seed": curve.seed, **_plain(curve, differ), **row}
-        for curve in sorted(curves, key=lambda curve: curve.run)
+        for curve in sorted(curves, key=lambda own: (own.place, own.member or 0))
         for row in curve.rows
     ]
 
@@ -70,26 +81,49 @@ def _plain(curve: _Curve, differ: list[str]) -> dict[str, Any]:
     }
 
 
-def _curves_of(file: Path, root: Path) -> Iterator[_Curve]:
-    """Yield the curve of each run in a metrics.jsonl."""
+def _base_of(file: Path) -> dict[str, Any]:
+    """Return the configuration that a sweep changes, with schedules in env steps as in a run."""
+    asked = read_yaml(file)
+    require_fields(file, asked, config=dict)
+    try:
+        return with_new_fields(asked)["config"]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _curves_of(file: Path, root: Path, bases: Mapping[Path, dict[str, Any]]) -> Iterator[_Curve]:
+    """Yield the curve of each run in a metrics.jsonl.
+
+    Args:
+        file: its path.
+        root: folder whose runs are read.
+        bases: folder of each sweep in it -> `_base_of` the sweep.
+    """
     folder, above = file.parent, [file.parent, *file.parent.parents]
-    inside = above[: above.index(root) + 1]
-    sweep = next((path for path in inside if (path / SWEEP.locked).exists()), None)
+    sweep = next((path for path in above[: above.index(root) + 1] if path in bases), None)
+    place = (sweep or folder).relative_to(root).as_posix()
     members = folder / "members.json"
     if members.exists():
-        content = read_json(members)
-        require_fields(members, content, members=list)
-        place, rows = (sweep or folder).relative_to(root), read_metrics(file)
-        for member in content["members"]:
-            member = {"values": {}, "config": {}} | member if isinstance(member, dict) else {}
-            require_fields(members, member, member=int, values=dict, config=dict)
-            number, config = member["member"], dict(member["config"])
-            seed = config.pop("seed", member.get("seed"))
-            own = [row for row in rows if row.get("member") == number]
-            name = (place / f"{number:03d}").as_posix()
-            yield _Curve(name, seed, member["values"], flat(config), own)
+        base, rows = {} if sweep is None else bases[sweep], read_metrics(file)
+        for member in read_members_file(members)["members"]:
+            number, own = member["member"], {"values": {}, "config": base} | member
+            require_fields(members, own, values=dict, config=dict)
+            config = {"seed": None, "policies": {}} | own["config"]
+            require_fields(members, config, policies=dict)
+            seed = member.get("seed", config.pop("seed"))
+            values = own["values"]
+            if config["policies"]:  # unknown in a folder inside a sweep
+                values = for_each_policy(values, config["policies"])
+            mine = [row for row in rows if row.get("member") == number]
+            yield _Curve(place, number, seed, values, _overlaid(flat(config), values), mine)
     elif sweep is None:  # the best run of a sweep is one of its members
         config = without_version(read_yaml(folder / CONFIG) if (folder / CONFIG).exists() else {})
         seed = config.pop("seed", None)
-        name = folder.relative_to(root).as_posix()
-        yield _Curve(name, seed, {}, flat(config), read_metrics(file))
+        yield _Curve(place, None, seed, {}, flat(config), read_metrics(file))
+
+
+def _overlaid(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted fields with the values of a member in their place; {} if they are unknown."""
+    inside = tuple(f"{name}." for name in values)  # a value may be a mapping of fields
+    kept = {name: value for name, value in config.items() if not name.startswith(inside)}
+    return {**kept, **values} if config else {}

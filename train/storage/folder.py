@@ -258,10 +258,12 @@ def load_run_config(run_folder: str | Path, trust: Collection[str] = ()) -> Trai
 
 
 def require_held(run_folder: str | Path) -> None:
-    """Raise FileNotFoundError for a folder without a run, with the closest folder in runs/."""
+    """Raise FileNotFoundError for a folder without a run, with the folder that was meant."""
     file, usual = Path(run_folder) / CONFIG, Path("runs") / run_folder
+    best = Path(run_folder) / "best"  # written by wdjax sweep
     if not file.is_file():
         near = f": did you mean {usual}?" if (usual / CONFIG).is_file() else ""
+        near = f". Use {best}" if (best / CONFIG).is_file() else near
         raise FileNotFoundError(f"{run_folder} contains no run: {file} is missing{near}")
 
 

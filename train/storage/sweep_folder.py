@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from wdjax.files import require_fields
+from wdjax.files import read_json, require_fields
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.trust import require_trusted
 from wdjax.train.state.registry import read_config
@@ -74,6 +74,23 @@ def read_sweep(workdir: Path, trust: Collection[str]) -> dict[str, Any]:
     require_trusted(str(file), asked["config"], trust)
     require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
     return asked
+
+
+def read_members_file(file: Path, **kinds: type) -> dict[str, Any]:
+    """Return the content of a members.json, the file of each batch and each population.
+
+    Args:
+        file: its path.
+        **kinds: fields that each member needs, with their types, apart from its number.
+
+    Raises:
+        ValueError: naming the file, if it is damaged.
+    """
+    content = read_json(file)
+    require_fields(file, content, size=int, members=list)
+    for member in content["members"]:
+        require_fields(file, member, member=int, **kinds)
+    return content
 
 
 def read_switches(workdir: Path) -> object:
