@@ -16,11 +16,11 @@ HOUSE = (
     "controls",
     "spaces neighbors replicas branches named drawing console yaml_reader",
     "cells",
-    "searching kernels checks files lazy metric_names overrides tables version",
+    "searching kernels all_policies checks files lazy metric_names overrides tables version",
 )
 TRAIN = (
     "live",
-    "trainer load population",
+    "trainer load population fields",
     "evaluation host",
     "learner",
     "algorithms",

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from wdjax.all_policies import for_each_policy
 from wdjax.checks import require, require_known
 from wdjax.files import write_text
-from wdjax.train.config.all_policies import ALL as ALL  # for wdjax.experiments
-from wdjax.train.config.all_policies import for_each_policy
 from wdjax.train.config.reading import set_dotted
 from wdjax.train.config.schema import TrainConfig
 from wdjax.train.config.trust import require_trusted, with_own

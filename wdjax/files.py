@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LINK = "is a link or a pipe. wdjax does not write through links inside a run folder. Replace it."
+SWEEP_FILE = "sweep.yaml"  # contains everything that the numbers of a sweep depend on
 MOST_BYTES = 2**26  # limit for files that are read at once; metrics.jsonl may be larger
 
 

@@ -8,7 +8,7 @@ sum of everything that a rollout stores for learning, and a training program the
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from wdjax.experiments.benchmarks.rows import INFERENCE, STEPPING, WORKLOADS, Wo
 from wdjax.experiments.benchmarks.timing import machine, median_and_spread
 from wdjax.playing import PlayState, Transition, play, start_play, uniform_action
 from wdjax.train import Learner, TrainConfig, TrainState, make_learner
-from wdjax.train.host.programs import compile_lowered, compiler_options
+from wdjax.train.host.programs import compile_for
 from wdjax.vector import VectorEnv, VectorState, vectorize
 
 
@@ -40,8 +40,8 @@ class Program:
     """env steps of one call, of all members"""
     passes: int
     """updates, rollouts or steps of all replicas in one call"""
-    options: Mapping[str, bool | str] = dataclasses.field(default_factory=dict)
-    """XLA options of a single run; none for a population"""
+    setup: Any = None
+    """setup of a single run, for XLA's options; None without options"""
 
 
 def measure_row(name: str, tier: str, small: bool, repeats: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def rates(program: Program, compiled: jax.stages.Compiled, repeats: int) -> dict
 def compile_program(program: Program) -> jax.stages.Compiled:
     """Compile a program for its arguments, with the XLA options of a run."""
     lowered = jax.jit(program.function).lower(*jax.eval_shape(program.start))
-    return compile_lowered(lowered, program.options)
+    return lowered.compile() if program.setup is None else compile_for(lowered, program.setup)
 
 
 def make_program(row: Workload, tier: str, small: bool = False) -> Program:
@@ -190,8 +190,8 @@ def learner_program(tier: str, config: TrainConfig, passes: int, members: int = 
         return (learner.init(key),)
 
     function = jax.vmap(function) if members else function
-    options = {} if members else compiler_options(learner.setup)
-    return Program(function, start, words, agents, env_steps, passes, options)
+    setup = None if members else learner.setup
+    return Program(function, start, words, agents, env_steps, passes, setup)
 
 
 def random_policy(env: Env, params: Any) -> Callable[[jax.Array, Any], Any]:

@@ -29,8 +29,7 @@ from wdjax.train import (
     preset_path,
     read_warp_drive,
 )
-from wdjax.train.config.reading import convert
-from wdjax.yaml_reader import read_yaml_value
+from wdjax.train.fields import Fields
 
 Modules = Annotated[
     tuple[str, ...],
@@ -118,32 +117,10 @@ def schedules(
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*", metavar="FLOAT|[FLOAT FLOAT ...]|fraction FLOAT FLOAT ...",
-        instance_from_str=schedule_of,
+        instance_from_str=Fields.schedule,
         is_instance=lambda value: isinstance(value, float | int | tuple),
         str_from_instance=_schedule_words,
     )  # fmt: skip
-
-
-def schedule_of(words: list[str]) -> Schedule:
-    """Return the schedule that words on the command line, or a text in YAML, specify.
-
-    Raises:
-        ValueError: for other words.
-    """
-    if words and words[0].startswith(("[", "{")):
-        with contextlib.suppress(TypeError):
-            return convert(Schedule, read_yaml_value(" ".join(words)), "schedule")
-    kind, words = (Fraction, words[1:]) if words[:1] == ["fraction"] else (tuple, words)
-    with contextlib.suppress(ValueError):
-        numbers = [float(word) for word in words]
-        if len(numbers) == 1 and kind is tuple:
-            return numbers[0]
-        if numbers:
-            return kind(zip(numbers[::2], numbers[1::2], strict=True))
-    raise ValueError(
-        f"{' '.join(words)!r} must be a number, or pairs of env step and value "
-        "(0 1e-3 100_000 1e-4), or of fraction and value (fraction 0 1e-3 1 1e-4)"
-    )
 
 
 def _schedule_words(schedule: Schedule) -> list[str]:

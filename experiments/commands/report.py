@@ -37,12 +37,11 @@ from wdjax.experiments.commands.matrix import matrix_tables, other_params
 from wdjax.experiments.report.curves import BAND, Row, draw_panels
 from wdjax.experiments.report.page import Section, folded, of_terminal, page
 from wdjax.experiments.report.sweeps import UNIT, of_settings, of_trials, read_record
-from wdjax.files import write_text
+from wdjax.files import SWEEP_FILE, write_text
 from wdjax.metric_names import spreads_of
 from wdjax.tables import html_table
 from wdjax.train import Player, cross_play, load_run, read_metrics, save_episode, statistics
 from wdjax.train.storage.folder import RESUMABLE
-from wdjax.train.storage.sweep_folder import ASKED
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Fields that do not distinguish configurations: seed, machine, and how a run was supervised.
@@ -87,7 +86,7 @@ def report(arguments: list[str]) -> None:
         require(getattr(parsed, name) >= 0, f"--{name}", getattr(parsed, name), "at least 0")
     require(parsed.fps >= 1, "--fps", parsed.fps, "at least 1")
     require_seed(parsed.seed)
-    sweeps = [str(folder) for folder in folders if (folder / ASKED).is_file()]
+    sweeps = [str(folder) for folder in folders if (folder / SWEEP_FILE).is_file()]
     require(len(folders) == 1 or not sweeps, "runs", sweeps, "omitted: report one sweep at a time")
     of = of_sweep if sweeps else of_runs
     title, sections = of(parsed, folders)

@@ -20,7 +20,7 @@ from wdjax.experiments.commands.arguments import (
     show_warp_drive,
 )
 from wdjax.experiments.commands.help import help_text, help_topic, panels_by_tyro
-from wdjax.experiments.commands.overrides import as_settings, field_values, find_field
+from wdjax.experiments.commands.overrides import as_settings
 from wdjax.experiments.sweep.members import (
     Point,
     Range,
@@ -33,6 +33,7 @@ from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.experiments.sweep.searching import Halving
 from wdjax.signals import STOPPED, stop_signals
 from wdjax.train import TrainConfig, load_config, preset_path
+from wdjax.train.fields import Fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,14 +241,15 @@ def collect(
     several = [*map(parse_point, arguments.point), *listed]
     strict = not any(name.endswith(".algorithm") for name in itertools.chain(given, *several))
     settings: dict[str, Values] = {}
+    fields = Fields(config)
     for name, own in given.items():
-        field = find_field(config, name, OPTIONS, strict)
+        field = fields.find(name, OPTIONS, strict)
         require(field not in settings, f"--{name}", own, f"given once for {field}")
-        settings[field] = own if isinstance(own, Range) else field_values(config, field, own)
+        settings[field] = own if isinstance(own, Range) else fields.parse(field, own)
     points: list[Point] = []
     for point in several:
         points.append({})
         for name, value in point.items():
-            field = find_field(config, name, strict=strict)
-            (points[-1][field],) = field_values(config, field, [value])
+            field = fields.find(name, strict=strict)
+            (points[-1][field],) = fields.parse(field, [value])
     return settings, points

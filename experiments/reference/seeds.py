@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from wdjax.train import Learner, TrainState
-from wdjax.train.host.programs import compile_lowered, compiler_options
+from wdjax.train.host.programs import compile_for
 
 
 def train_together(
@@ -27,8 +27,7 @@ def train_together(
     states = jax.block_until_ready(jax.vmap(learner.init)(keys))
     run = functools.partial(learner.run, num_updates=learner.config.num_updates)
     start = time.perf_counter()
-    options = compiler_options(learner.setup, alone=False)
-    program = compile_lowered(jax.jit(jax.vmap(run)).lower(states), options)
+    program = compile_for(jax.jit(jax.vmap(run)).lower(states), learner.setup, alone=False)
     compiled = time.perf_counter()
     states, metrics = jax.block_until_ready(program(states))
     trained = time.perf_counter()

@@ -14,13 +14,14 @@ from wdjax.drawing.figures import (
     colors_of,
     count_env_steps,
     name_panel,
+    panel_colors,
     tail,
     widen_covered,
     write_figure,
 )
 from wdjax.experiments.over_seeds import LEVEL, interval_of_mean
 from wdjax.metric_names import policies_of, summed_over
-from wdjax.train.host.plots import panel_colors, quantities
+from wdjax.train.host.plots import quantities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

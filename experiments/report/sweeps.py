@@ -14,10 +14,9 @@ from wdjax.experiments.report.page import Section, folded
 from wdjax.experiments.sweep.driver import read_rows
 from wdjax.experiments.sweep.members import MOST_SEEDS, Point, Row
 from wdjax.experiments.sweep.table import MOST_CURVES, last_known, point_words, rank, short_value
-from wdjax.files import read_json, require_fields
+from wdjax.files import SWEEP_FILE, read_json, require_fields
 from wdjax.tables import html_table
 from wdjax.train.population.members import read_batches
-from wdjax.train.storage.sweep_folder import ASKED
 from wdjax.yaml_reader import flat, read_yaml
 
 PLACES = {"grid": "groups", "search": "batches", "pbt": "population"}  # mode -> folder of records
@@ -94,7 +93,7 @@ def read_record(folder: Path) -> SweepRecord:
     Raises:
         ValueError: if sweep.yaml is damaged, or no chunk is complete.
     """
-    file = folder / ASKED
+    file = folder / SWEEP_FILE
     asked = read_yaml(file)
     require_fields(file, asked, mode=str, config=dict)
     require_fields(file, asked["config"], env=str, policies=dict)
@@ -128,7 +127,7 @@ def _trials(
     folder: Path, asked: Mapping[str, Any], rows: Mapping[int, Sequence[Row]]
 ) -> Iterator[tuple[int, Point, Sequence[int]]]:
     """Yield (number, values, numbers of the members) of each trial."""
-    file = folder / ASKED
+    file = folder / SWEEP_FILE
     if asked["mode"] == "pbt":
         require_fields(file, asked, members=int, values=dict)
         require_integer(f"members in {file}", asked["members"], 1, MOST_SEEDS)

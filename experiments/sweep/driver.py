@@ -30,7 +30,7 @@ from wdjax.train import (
 )
 from wdjax.train.host.callbacks import make_callbacks
 from wdjax.train.host.programs import telling
-from wdjax.train.population.members import find_batch
+from wdjax.train.population.members import read_batches
 from wdjax.train.storage.sweep_folder import hold_sweep, read_sweep
 
 Batch = tuple[Path, Population]  # members that are trained together, and their folder
@@ -256,3 +256,16 @@ def load_member(
     (group,) = Population.group([config] * len(members), 1, trust, members)
     (population,) = group.batches(content["size"])
     return population.member(population.resume(folder), place)
+
+
+def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any]]:
+    """Return (folder, content of members.json) of the last batch of a member.
+
+    Raises:
+        FileNotFoundError: if no batch has a checkpoint of this member.
+    """
+    for folder, content in read_batches(workdir):
+        inside = any(member["member"] == number for member in content["members"])
+        if inside and any((folder / "checkpoints").glob("[0-9]*")):
+            return folder, content
+    raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")

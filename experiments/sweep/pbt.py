@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.all_policies import for_each_policy
 from wdjax.checks import require, require_integer, require_known
 from wdjax.drawing.figures import without_picture
 from wdjax.experiments.sweep.driver import Sweep, choose_metric, drive, read_rows
@@ -32,7 +33,6 @@ from wdjax.experiments.sweep.members import (
 )
 from wdjax.experiments.sweep.table import best_member, draw_history
 from wdjax.train import Callback, Population, TrainConfig, TrainState, plain_config, with_hypers
-from wdjax.train.load import for_each_policy
 from wdjax.train.state.hypers import OLD_BLOCK
 
 FACTORS = (0.8, 1.25)  # 0.8 * 1.25 = 1

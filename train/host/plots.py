@@ -1,16 +1,16 @@
 """Pictures of a run: learning curves, and results against opponents."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdjax.drawing.figures import (
     as_label,
     as_svg,
-    colors_of,
     count_env_steps,
     name_panel,
+    panel_colors,
     tail,
     widen_covered,
     without_picture,
@@ -215,11 +215,6 @@ def draw_curves(axes: "Axes", rows: Sequence[Row], curves: dict[str, str], label
     widen_covered(axes.lines)
     name_panel(axes, label)
     draw_legend(axes)
-
-
-def panel_colors(curves: Collection[str], policies: Sequence[str]) -> dict[str, str]:
-    """Return the color of each curve; a policy has the same color in all panels."""
-    return colors_of(policies if set(policies).issuperset(curves) else curves)
 
 
 def draw_evaluations(axes: "Axes", rows: Sequence[Row], policies: Sequence[str]) -> None:

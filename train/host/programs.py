@@ -181,6 +181,13 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     return {**ONE_WAY, **SIDE_BY_SIDE, **({} if setup.config.search_products else LIBRARIES)}
 
 
+def compile_for(
+    lowered: jax.stages.Lowered, setup: Setup, alone: bool = True
+) -> jax.stages.Compiled:
+    """Compile a traced program of a run, or if not `alone` of a population, with XLA's options."""
+    return compile_lowered(lowered, compiler_options(setup, alone))
+
+
 def compile_lowered(
     lowered: jax.stages.Lowered, options: Mapping[str, bool | str], free: int | None = None
 ) -> jax.stages.Compiled:

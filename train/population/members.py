@@ -106,16 +106,3 @@ def read_batches(workdir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (folder, content of members.json) of all batches in a folder, the last one first."""
     for file in reversed(find_files(workdir, "members.json")):
         yield file.parent, read_members_file(file, seed=int, values=dict)
-
-
-def find_batch(workdir: Path, number: int) -> tuple[Path, dict[str, Any]]:
-    """Return (folder, content of members.json) of the last batch of a member.
-
-    Raises:
-        FileNotFoundError: if no batch has a checkpoint of this member.
-    """
-    for folder, content in read_batches(workdir):
-        inside = any(member["member"] == number for member in content["members"])
-        if inside and any((folder / "checkpoints").glob("[0-9]*")):
-            return folder, content
-    raise FileNotFoundError(f"{workdir} has no checkpoint of member {number}")

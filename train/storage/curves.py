@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from wdjax.all_policies import for_each_policy
 from wdjax.checks import did_you_mean
-from wdjax.files import find_files, require_fields
-from wdjax.train.config.all_policies import for_each_policy
+from wdjax.files import SWEEP_FILE, find_files, require_fields
 from wdjax.train.storage.folder import CONFIG, without_version
 from wdjax.train.storage.metrics_log import METRICS, read_metrics
-from wdjax.train.storage.sweep_folder import ASKED, read_members_file, with_new_fields
+from wdjax.train.storage.sweep_folder import read_members_file, with_new_fields
 from wdjax.yaml_reader import flat, read_yaml
 
 
@@ -56,7 +56,7 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
     if not root.is_dir():
         near = [path.name for path in root.absolute().parent.glob("*/")]
         raise FileNotFoundError(f"folder = {folder}: must exist; {did_you_mean(root.name, near)}")
-    bases = {file.parent: _base_of(file) for file in find_files(root, ASKED)}
+    bases = {file.parent: _base_of(file) for file in find_files(root, SWEEP_FILE)}
     files = find_files(root, METRICS)
     curves = [curve for file in files for curve in _curves_of(file, root, bases)]
     if not curves:

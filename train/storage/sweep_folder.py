@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from wdjax.files import read_json, require_fields
+from wdjax.files import SWEEP_FILE, read_json, require_fields
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.trust import require_trusted
 from wdjax.train.state.registry import read_config
@@ -22,7 +22,7 @@ from wdjax.train.storage.folder import (
 from wdjax.train.storage.switches import KEYS, require_same_switches, switch_warnings, switches
 from wdjax.yaml_reader import flat, read_yaml, read_yaml_value
 
-ASKED, SWITCHES = "sweep.yaml", "switches.yaml"
+SWITCHES = "switches.yaml"
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def hold_sweep(
         ValueError: if the folder contains a sweep with other values or settings of jax; the message
             contains the first difference.
     """
-    file = workdir / ASKED
+    file = workdir / SWEEP_FILE
     if make_folder(workdir, SWEEP, resume) and file.exists():
         require_same(f"the sweep in {workdir}", read_yaml(file), asked)
         stored = read_switches(workdir)
@@ -66,7 +66,7 @@ def read_sweep(workdir: Path, trust: Collection[str]) -> dict[str, Any]:
         ValueError: if the configuration names code of an untrusted module, the file is damaged, or
             jax uses another form of keys.
     """
-    file = workdir / ASKED
+    file = workdir / SWEEP_FILE
     if not file.is_file():
         raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
     asked = read_yaml(file)

@@ -5,7 +5,7 @@ import io
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,6 +30,11 @@ def colors_of(names: Iterable[str]) -> dict[str, str]:
     taken = {FIXED[name] for name in names if name in FIXED}
     unused = itertools.cycle(color for color in CURVES if color not in taken)
     return {name: PALETTE[FIXED.get(name) or next(unused)][0] for name in names}
+
+
+def panel_colors(curves: Collection[str], policies: Sequence[str]) -> dict[str, str]:
+    """Return the color of each curve; a policy has the same color in all panels."""
+    return colors_of(policies if set(policies).issuperset(curves) else curves)
 
 
 def widen_covered(lines: Sequence["Line2D"]) -> None:
