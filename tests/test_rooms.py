@@ -20,7 +20,7 @@ HOUSE = (
 )
 TRAIN = (
     "live",
-    "trainer load population fields",
+    "trainer load population",
     "evaluation host",
     "learner",
     "algorithms",

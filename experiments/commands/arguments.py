@@ -29,7 +29,7 @@ from wdjax.train import (
     preset_path,
     read_warp_drive,
 )
-from wdjax.train.fields import Fields
+from wdjax.train.storage.fields import Fields
 
 Modules = Annotated[
     tuple[str, ...],

@@ -33,7 +33,7 @@ from wdjax.experiments.sweep.pbt import FACTORS, Selection
 from wdjax.experiments.sweep.searching import Halving
 from wdjax.signals import STOPPED, stop_signals
 from wdjax.train import TrainConfig, load_config, preset_path
-from wdjax.train.fields import Fields
+from wdjax.train.storage.fields import Fields
 
 
 @dataclasses.dataclass(frozen=True)
