@@ -84,7 +84,7 @@ def play_live(
         FileNotFoundError: If the run does not exist.
         OSError: If the port is in use.
         ValueError: If no preset has this name, or another argument is out of range.
-        TypeError: If `port` is not a whole number.
+        TypeError: If `port` or `seed` is not a whole number.
     """
     try:
         from websockets.sync.server import serve
@@ -134,9 +134,8 @@ class LiveServer:
         self.table, self.fps = table, fps
         self._token, self._seeds = secrets.token_urlsafe(24), itertools.count(seed)
         self._free = threading.BoundedSemaphore(MOST_PAGES)
-        logger = logging.getLogger(
-            "wdjax.live"
-        )  # the page shows errors; rejected requests are not logged
+        # the page shows errors; rejected requests are not logged
+        logger = logging.getLogger("wdjax.live")
         logger.setLevel(logging.CRITICAL + 1)
         self._server = serve(
             self._play, HOST, port, process_request=self._admit, compression=None,
