@@ -210,6 +210,8 @@ class Section:
 def read_warp_drive(source: str | Path | Mapping[str, Any]) -> WarpDriveRun | None:
     """Read a run configuration of WarpDrive and report what becomes of each of its settings.
 
+    For example::
+
         run = read_warp_drive("warp_drive.yaml")
         for setting in run.settings:
             print(setting.name, setting.value, setting.status, setting.effect)
