@@ -8,7 +8,7 @@
 import difflib
 from collections.abc import Collection, Sequence
 
-from wdjax.all_policies import ALL
+from wdjax import all_policies
 from wdjax.checks import require
 from wdjax.train import TrainConfig
 
@@ -27,10 +27,10 @@ def for_each_policy(arguments: Sequence[str], policies: Collection[str]) -> list
     """Return arguments with a flag for each policy in place of `--policies.all.FIELD`."""
     found: list[str] = []
     for flag, *values in flags_with_values(arguments):
-        start, field = f"--{ALL}", flag.removeprefix(f"--{ALL}")
-        several = flag.startswith(start) and "all" not in policies
-        names = [f"--policies.{name}.{field}" for name in policies] if several else [flag]
-        found += [word for name in names for word in (name, *values)]
+        name = flag.removeprefix("--")
+        dashes = flag.removesuffix(name)
+        for field in all_policies.for_each_policy({name: values}, policies):
+            found += [dashes + field, *values]
     return found
 
 

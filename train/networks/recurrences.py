@@ -121,41 +121,6 @@ def _backward(
     dtype = HALF if by_kernel else "float32"
     top = jnp.maximum(jnp.max(jnp.abs(d_hidden)), TINY) if by_kernel else jnp.float32(1.0)
 
-    def plain(
-        kernel: jax.Array | None,
-        bias: jax.Array,
-        carry: chex.ArrayTree,
-        carries: chex.ArrayTree,
-        inputs: jax.Array,
-        restarts: jax.Array,
-        d_hidden: jax.Array,
-    ) -> tuple:
-        carries = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), carries)
-        before = _before(carry, carries, restarts, start)
-
-        def step(
-            d_carry: chex.ArrayTree, row: tuple
-        ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
-            before, product, given, restart, d_hidden = row
-
-            def advanced(before: chex.ArrayTree, *parts: jax.Array | None) -> chex.ArrayTree:
-                return advance(before, *(_gates(part, before) for part in parts))
-
-            pull = jax.vjp(advanced, before, given, product)[1]
-            d_before, d_input, d_product = pull(_add_to_hidden(d_carry, d_hidden))
-            if kernel is not None:
-                d_before = _add_to_hidden(d_before, d_product @ kernel.T)
-            zeros = jax.tree.map(lambda _: 0.0, d_before)
-            return _where(restart, zeros, d_before), (d_input, d_product)
-
-        last = jax.tree.map(jnp.zeros_like, carry)
-        products = _product(_hidden(before), kernel)
-        inputs = inputs.astype(jnp.float32) + jnp.broadcast_to(bias, inputs.shape)
-        steps = before, products, inputs, restarts, d_hidden / top
-        d_carry, rows = jax.lax.scan(step, last, steps, reverse=True, unroll=UNROLL)
-        d_gates = jax.tree.map(lambda leaf: rounded(leaf, dtype), rows)
-        return d_carry, jnp.sum(rows[0], (0, 1)), *d_gates
-
     def fused(
         kernel: jax.Array | None,
         bias: jax.Array,
@@ -171,6 +136,7 @@ def _backward(
         d_carry, *rest = recurrence.backward(by_leaves, kernel, bias, leaves, after, *rows)
         return jax.tree.unflatten(structure, d_carry), *rest
 
+    plain = functools.partial(_plain_backward, advance, start, top, dtype)
     hidden = None
     if kernel is not None:  # other gradients read the carries in place
         hidden = _hidden(_before(carry, carries, restarts, start))
@@ -190,6 +156,50 @@ def _backward(
 
 
 unroll.defvjp(_forward, _backward)
+
+
+def _plain_backward(
+    advance: Callable[..., chex.ArrayTree],
+    start: chex.ArrayTree,
+    top: jax.Array,
+    dtype: str,
+    kernel: jax.Array | None,
+    bias: jax.Array,
+    carry: chex.ArrayTree,
+    carries: chex.ArrayTree,
+    inputs: jax.Array,
+    restarts: jax.Array,
+    d_hidden: jax.Array,
+) -> tuple:
+    """Return the gradients, divided by `top`, of the first carry, bias, inputs and products.
+
+    The last two are rounded to `dtype`.
+    """
+    carries = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), carries)
+    before = _before(carry, carries, restarts, start)
+
+    def step(
+        d_carry: chex.ArrayTree, row: tuple
+    ) -> tuple[chex.ArrayTree, tuple[jax.Array, jax.Array]]:
+        before, product, given, restart, d_hidden = row
+
+        def advanced(before: chex.ArrayTree, *parts: jax.Array | None) -> chex.ArrayTree:
+            return advance(before, *(_gates(part, before) for part in parts))
+
+        pull = jax.vjp(advanced, before, given, product)[1]
+        d_before, d_input, d_product = pull(_add_to_hidden(d_carry, d_hidden))
+        if kernel is not None:
+            d_before = _add_to_hidden(d_before, d_product @ kernel.T)
+        zeros = jax.tree.map(lambda _: 0.0, d_before)
+        return _where(restart, zeros, d_before), (d_input, d_product)
+
+    last = jax.tree.map(jnp.zeros_like, carry)
+    products = _product(_hidden(before), kernel)
+    inputs = inputs.astype(jnp.float32) + jnp.broadcast_to(bias, inputs.shape)
+    steps = before, products, inputs, restarts, d_hidden / top
+    d_carry, d_gates = jax.lax.scan(step, last, steps, reverse=True, unroll=UNROLL)
+    d_bias = jnp.sum(d_gates[0], (0, 1))
+    return d_carry, d_bias, *jax.tree.map(lambda leaf: rounded(leaf, dtype), d_gates)
 
 
 def _before(

@@ -186,6 +186,11 @@ class Block:
         place = self.at(ref, *step, gate=gate)
         pallas.store(place, rounded(value, ref.dtype), mask=self.mask)
 
+    def store_sum(self, ref: Ref, value: jax.Array, gate: int) -> None:
+        """Store the sum over the rows, for each program."""
+        place = ref.at[pallas.program_id(), pallas.span(gate * self.size, self.size)]
+        pallas.store(place, jnp.sum(jnp.where(self.mask, value, 0.0), axis=0))
+
     def restart(self, ref: Ref, step: Any) -> jax.Array:
         """Return the flags of a step, [rows] int8."""
         flags = ref.at[step, pallas.span(self.first, ROWS)]
@@ -346,5 +351,4 @@ def _backward(
     for ref, leaf in zip(d_carry_refs, d_carry, strict=True):
         block.store(ref, leaf)
     for g, total in zip(gates, d_biases, strict=True):
-        place = d_bias_ref.at[pallas.program_id(), pallas.span(g * size, size)]
-        pallas.store(place, jnp.sum(jnp.where(block.mask, total, 0.0), axis=0))
+        block.store_sum(d_bias_ref, total, g)
