@@ -37,6 +37,8 @@ MAX_WINDOW = 2**14  # places that keys can number
 SLACK = 64  # places that a program may search after a window
 # relative and absolute errors of distances; squares of smaller distances underflow
 RELATIVE_ERROR, COORDINATE_ERROR, SMALLEST = 2.0**-18, 2.0**-21, 1e-18
+# differences of coordinates that are 0 or at least this large are 0 or at least 2^-24 of it
+NO_UNDERFLOW = 2.0**-32
 
 
 class _Grid(NamedTuple):
@@ -47,6 +49,7 @@ class _Grid(NamedTuple):
     low_y: jax.Array
     per_y: jax.Array  # rows per length
     error: jax.Array  # of differences of coordinates
+    exact_zeros: jax.Array  # 1 if squares of differences are 0 or far from underflow
 
 
 # jit: traced once, even if called several times in a step
@@ -109,7 +112,7 @@ def _cells(x: jax.Array, y: jax.Array, active: jax.Array, k: int) -> tuple[jax.A
         scene: see `nearest.distances_to`.
         order: [N] int32, index of the agent at each place.
         start: [side^2 + 1] int32, first place of each cell, and of inactive agents.
-        grid: [5], a `_Grid`.
+        grid: [6], a `_Grid`.
     """
     num_agents = x.shape[0]
     # an empty slot may have any position
@@ -153,8 +156,10 @@ def _grid_of(x: jax.Array, y: jax.Array, active: jax.Array, side: int) -> _Grid:
         return low, jnp.where(is_wide, per_length, 0.0)
 
     (low_x, per_x), (low_y, per_y) = axis(x), axis(y)
-    largest = jnp.max(jnp.maximum(jnp.abs(x), jnp.abs(y)))
-    return _Grid(low_x, per_x, low_y, per_y, COORDINATE_ERROR * largest + SMALLEST)
+    sizes = jnp.abs(jnp.stack([x, y]))
+    error = COORDINATE_ERROR * jnp.max(sizes) + SMALLEST
+    exact_zeros = jnp.all((sizes == 0) | (sizes >= NO_UNDERFLOW)).astype(jnp.float32)
+    return _Grid(low_x, per_x, low_y, per_y, error, exact_zeros)
 
 
 def _number(value: jax.Array, low: jax.Array, per_length: jax.Array, side: int) -> jax.Array:
@@ -286,7 +291,7 @@ def _search_windows(
         return jax.lax.fori_loop(bottom, top + 1, visit, (held, jnp.int32(0)))[0]
 
     first_place, fits = window(bottom)[0], window(top)[1] - window(bottom)[0] < MAX_WINDOW - SLACK
-    around = others(walk=walk, first=first_place, fits=fits)
+    around = others(walk=walk, first=first_place, fits=fits, exact_zeros=grid.exact_zeros > 0)
     return search(around, k, jnp.maximum(num_active - 1, 0))
 
 

@@ -12,7 +12,7 @@ agents (neighbors.py), or those in windows of places (cells.py). A place is a po
 4. The result is exact if these exchanges sorted the keys, and if the next key, with its index bits
    cleared, is farther than the k-th neighbor. If not (ties, or distances that differ only in the
    replaced bits), the program repeats the search by insertion with exact distances, at several
-   times the cost.
+   times the cost. In cells, agents in one point do not need it: their keys are exact.
 
 For k > MAX_SORTED the sorting networks take about a minute to compile, so the program searches by
 insertion only.
@@ -49,6 +49,9 @@ class Others(NamedTuple):
     first: jax.Array | int  # lowest place
     bits: int  # 2^n - 1: low bits of a key, which contain the place after the first one
     fits: jax.Array | bool  # whether all places fit into these bits
+    exact_zeros: jax.Array | bool = False
+    """whether a key without distance bits means the same position, and these agents have places
+    in the order of their indices"""
 
 
 def nearest(
@@ -106,11 +109,13 @@ def search(others: Others, k: int, last: jax.Array | int) -> tuple[jax.Array, ..
     num_sorted = min(k + SPARE, len(keys))
     distances, indices, is_sorted = _sort_nearly_sorted(others, keys[:num_sorted], last)
     next_key = keys[min(num_sorted, len(keys) - 1)]
-    # exact if no agent remains, or if all others are farther than the k-th neighbor: the smallest
-    # squared distance with the next key has zeros in place of the index
+    # exact if no agent remains, if all others are farther than the k-th neighbor (the smallest
+    # squared distance with the next key has zeros in place of the index), or if the k and the next
+    # one are in the agent's position
     is_exact = next_key >= INFINITE
     next_square = jax.lax.bitcast_convert_type(next_key & ~others.bits, jnp.float32)
     is_exact |= jnp.sqrt(next_square) > distances[k - 1]
+    is_exact |= others.exact_zeros & (next_square == 0)
     is_exact &= is_sorted & others.fits
     return jax.lax.cond(
         jnp.min(is_exact.astype(jnp.int32)) > 0,
