@@ -10,8 +10,8 @@ import optax
 from flax import struct
 
 from wdjax.train.algorithms.returns import Experience
+from wdjax.train.algorithms.shuffle import shuffle
 from wdjax.train.config.schema import PolicyConfig
-from wdjax.train.devices.blocks import block_keys
 from wdjax.train.devices.collectives import any_of
 from wdjax.train.devices.moments import normalize
 from wdjax.train.state import Hypers, Policy, PolicyState, Rollout
@@ -175,7 +175,7 @@ def fit(
         return full_step(loss, policy, state, hypers, batch, evaluate, normalize_advantage)
     if batch.carry is not None:
         shape = (1, *shape[1:])  # shuffle whole sequences
-    order = lambda key: shuffle(key, shape, num_blocks, minibatches, engine.permutation)  # noqa: E731
+    order = lambda key: shuffle(key, shape, num_blocks, minibatches)  # noqa: E731
     index = jax.vmap(order)(jax.random.split(key, epochs)).reshape(epochs * minibatches, -1)
     advantage = normalized_advantages(batch, index) if normalize_advantage else None
 
@@ -238,29 +238,6 @@ def mean_over_steps(metrics: Terms, evaluated: jax.Array, taken: jax.Array) -> T
         jnp.any(counted, axis=1), sums / jnp.maximum(jnp.sum(counted, axis=1), 1), jnp.nan
     )
     return dict(zip(metrics, means, strict=True)) | {"gradient_steps": jnp.sum(taken)}
-
-
-def shuffle(
-    key: jax.Array, shape: tuple[int, ...], num_blocks: int, minibatches: int, permutation: Callable
-) -> jax.Array:
-    """Return [minibatches, R / minibatches] int32: each index of R = T * N * n transitions once.
-
-    Each block of N / num_blocks replicas is permuted with its own key and contributes equally to
-    each minibatch, so that the random numbers do not depend on the number of devices.
-
-    Args:
-        key: () key, equal on all devices.
-        shape: (T, N, n) of the transitions.
-        num_blocks: blocks of replicas on this device.
-        minibatches: number of minibatches.
-        permutation: permutation(key, size) -> [size] int32.
-    """
-    steps, replicas, agents = shape
-    width = replicas // num_blocks * agents  # transitions of a block in one step
-    order = jax.vmap(lambda key: permutation(key, steps * width))(block_keys(key, num_blocks))
-    time, place = order // width, order % width
-    index = time * (replicas * agents) + jnp.arange(num_blocks)[:, None] * width + place
-    return jnp.swapaxes(index.reshape(num_blocks, minibatches, -1), 0, 1).reshape(minibatches, -1)
 
 
 def normalized_advantages(batch: Batch, index: jax.Array) -> jax.Array:

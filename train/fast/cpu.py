@@ -2,9 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.state.engine import Ahead, uniform_policies
 from wdjax.train.state.policy import Setup
@@ -22,13 +19,6 @@ class Cpu(PackedEngine):
     once. With few replicas this can cost more than the step. `drawn_ahead` moves such operations
     out of the loop, as does the `cond` of `Engine.apply_if`.
     """
-
-    def permutation(self, key: jax.Array, size: int) -> jax.Array:
-        """Return the result of `Engine`; XLA sorts one array six times faster than two on a CPU."""
-        words = jax.random.bits(key, (size,))
-        with jax.enable_x64(True):
-            pairs = words.astype(jnp.uint64) << 32 | jax.lax.iota(jnp.uint64, size)
-            return jax.lax.sort(pairs).astype(jnp.uint32).astype(jnp.int32)
 
     def drawn_ahead(self, setup: Setup) -> Ahead:
         few = setup.replicas.num_envs <= FEW_REPLICAS

@@ -234,14 +234,6 @@ class Engine:
         (state, _), outputs = jax.lax.scan(turn, carry, (index, advantage), unroll=unroll)
         return named(state), self.unpack(outputs)
 
-    def permutation(self, key: jax.Array, size: int) -> jax.Array:
-        """Return 0 .. size - 1 in random order, [size] int32: sorted by one random word each.
-
-        `jax.random.permutation` sorts twice, to break ties: three pairs in 160,000.
-        """
-        words = jax.random.bits(key, (size,))
-        return jax.lax.sort_key_val(words, jnp.arange(size, dtype=jnp.int32))[1]
-
     def scan(
         self, step: Callable, init: PyTree, rows: PyTree, reverse: bool = False
     ) -> tuple[PyTree, PyTree]:

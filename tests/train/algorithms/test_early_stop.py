@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from shown_policy import fit_policy, shown_policy, state_of
 
-from wdjax.train.algorithms.fit import apply_gradient, shuffle
+from wdjax.train.algorithms.fit import apply_gradient
+from wdjax.train.algorithms.shuffle import shuffle
 from wdjax.train.algorithms.transforms import choose_replicas
 from wdjax.train.fast.cpu import Cpu
 from wdjax.train.learning import Batch
@@ -61,7 +62,7 @@ def by_hand():
 
     states, metrics, options = [START], [], POLICY.config.options
     for key in jax.random.split(KEY, options.epochs):
-        for index in shuffle(key, SHAPE, 1, options.minibatches, POLICY.engine.permutation):
+        for index in shuffle(key, SHAPE, 1, options.minibatches):
             rows = jax.tree.map(lambda leaf, index=index: leaf[index], BATCH.flat())
             state, row = step(states[-1], rows)
             states.append(state)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from wdjax.train import load_config, make_learner, sample_blocks
-from wdjax.train.algorithms.fit import shuffle
+from wdjax.train.algorithms.shuffle import shuffle
 from wdjax.train.devices.blocks import step_keys
-from wdjax.train.fast.cpu import Cpu
 from wdjax.train.fast.cuda import Cuda
 from wdjax.train.learning import Categorical, Gaussian
 from wdjax.train.rollout.scan import rollout
@@ -36,9 +35,7 @@ def places(index, shape):
     return np.stack(np.unravel_index(np.asarray(index), shape), axis=-1)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def shuffled(key, shape, num_blocks, minibatches):
-    return shuffle(key, shape, num_blocks, minibatches, Cpu().permutation)
+shuffled = jax.jit(shuffle, static_argnums=(1, 2, 3))
 
 
 @pytest.mark.parametrize(("shape", "num_blocks", "minibatches"), SHAPES)
@@ -56,27 +53,6 @@ def test_minibatches_have_equal_shares_of_blocks(shape, num_blocks, minibatches)
     share = index.shape[1] // num_blocks
     for row in block:
         np.testing.assert_array_equal(np.bincount(row, minlength=num_blocks), share)
-
-
-@pytest.mark.parametrize("engine", [Engine(), Cpu(), Cuda()])
-@pytest.mark.parametrize(
-    "words", [[5, 0, 2**32 - 1, 2**31, 7, 2**31 - 1, 1], [3, 1, 3, 2**32 - 1, 1, 1, 2**32 - 1, 3]]
-)
-def test_permutation_is_a_stable_sort_of_random_words(words, engine, monkeypatch):
-    words = np.array(words, np.uint32)
-    monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.asarray(words))
-    order = jax.jit(engine.permutation, static_argnums=1)(KEY, len(words))
-    assert order.dtype == jnp.int32
-    np.testing.assert_array_equal(order, np.argsort(words, kind="stable"))
-    of_two = jax.vmap(lambda key: engine.permutation(key, len(words)))(jax.random.split(KEY))
-    np.testing.assert_array_equal(of_two[1], order)
-
-
-@pytest.mark.parametrize("engine", [Cpu(), Cuda()])
-def test_engines_permute_as_the_reference(engine):
-    expected = jax.jit(Engine().permutation, static_argnums=1)(KEY, 1000)
-    found = jax.jit(engine.permutation, static_argnums=1)(KEY, 1000)
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_shuffle_mixes_time_replicas_and_agents():
