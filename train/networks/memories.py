@@ -10,6 +10,7 @@ A preset names a memory in MEMORIES or "package.module:Class", and its width:
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -23,7 +24,7 @@ from wdjax.train.config.reading import register
 from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.encoders import module_class, require_module
 from wdjax.train.networks.linear import is_stock, orthogonal, product
-from wdjax.train.networks.recurrences import unroll
+from wdjax.train.networks.recurrences import Layer, unroll
 
 
 class RecurrentMemory(nnx.Module):
@@ -104,35 +105,70 @@ def _scan(
 
 
 def _unroll_gated(
+    memories: Sequence[Any],
+    carries: tuple[chex.ArrayTree, ...],
+    xs: jax.Array,
+    restarts: jax.Array,
+    starts: tuple[chex.ArrayTree, ...] | None,
+) -> jax.Array | None:
+    """Advance layers of GRU, LSTM or MinGRU T steps, with fewer operations than step by step.
+
+    Returns:
+        Features [T, M, size]; None if the memories differ or have other equations, or if this is
+        not faster.
+    """
+    cell = type(memories[0])
+    if any(type(memory) is not cell or not _is_built_in(memory) for memory in memories):
+        return None
+    has_products = cell is not MinGRU
+    if has_products and on_cpu():  # the arrays of all steps do not fit into a CPU's caches
+        return None
+    layers = tuple(memory.layer() for memory in memories)
+    hidden = jax.tree.leaves(carries[-1])[-1]
+    shape = (*restarts.shape, layers[0].bias.size)
+    by_kernel = recurrence.is_chosen(
+        hidden.shape[-1], shape, starts is None, has_products=has_products
+    )
+    if not by_kernel and not has_products:
+        return None  # MinGRU has a parallel scan
+    # XLA fuses scalar zeros, not arrays of them
+    starts = jax.tree.map(lambda _: 0.0, carries) if starts is None else starts
+    return unroll(cell.advance, by_kernel, layers, carries, xs, restarts, starts)
+
+
+def _is_built_in(memory: Any) -> bool:
+    """Return whether a memory is one of this module, without replaced layers or functions."""
+    if type(memory) is MinGRU:
+        stock = is_stock(memory.gate) and is_stock(memory.candidate)
+        return stock and overridden(memory, MinGRU) is None
+    if type(memory) not in (GRU, LSTM):
+        return False
+    return all(type(layer) is nnx.Linear for layer in (memory.dense_i, memory.dense_h))
+
+
+def _layer_of_cell(self: "GRU | LSTM") -> Layer:
+    """Return the parameters for `_unroll_gated`."""
+    layers = self.dense_i, self.dense_h
+    input_kernel, kernel = (layer.kernel[...] for layer in layers)
+    zeros = jnp.zeros(kernel.shape[-1], jnp.float32)
+    bias = sum((layer.bias[...] for layer in layers if layer.bias is not None), zeros)
+    return Layer(input_kernel, kernel, bias)
+
+
+def _unroll_cell(
     self: "GRU | LSTM",
     carry: chex.ArrayTree,
     xs: jax.Array,
     restarts: jax.Array,
     start: chex.ArrayTree | None = None,
 ) -> jax.Array:
-    """Advance T steps, see `RecurrentMemory.unroll`. A GPU does fewer operations per step."""
-    starts_empty = start is None
-    # XLA fuses scalar zeros, not arrays of them
-    start = jax.tree.map(lambda _: 0.0, carry) if start is None else start
-    layers = self.dense_i, self.dense_h
-    # a subclass or other layers may have other equations
-    is_built_in = type(self) in (GRU, LSTM) and all(type(layer) is nnx.Linear for layer in layers)
-    # the arrays of all steps do not fit into a CPU's caches
-    if on_cpu() or not is_built_in:
-        return _scan(self, carry, xs, restarts, start)
-    input_kernel = layers[0].kernel[...]
-    zeros = jnp.zeros(input_kernel.shape[-1], jnp.float32)
-    bias = sum((layer.bias[...] for layer in layers if layer.bias is not None), zeros)
-    by_kernel = recurrence.is_chosen(
-        self.hidden_features,
-        (*restarts.shape, len(zeros)),
-        starts_empty,
-        has_products=True,
-    )
-    kernel = layers[1].kernel[...]
-    return unroll(
-        type(self).advance, by_kernel, input_kernel, kernel, bias, carry, xs, restarts, start
-    )
+    """Advance T steps, see `RecurrentMemory.unroll`."""
+    starts = None if start is None else (start,)
+    features = _unroll_gated([self], (carry,), xs, restarts, starts)
+    if features is not None:
+        return features
+    start = self.empty(restarts.shape[1:]) if start is None else start
+    return _scan(self, carry, xs, restarts, start)
 
 
 class GRU(nnx.GRUCell):
@@ -165,7 +201,7 @@ class GRU(nnx.GRUCell):
         reset, keep = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
         return (1.0 - keep) * jnp.tanh(x_n + reset * h_n) + keep * h
 
-    unroll = _unroll_gated
+    layer, unroll = _layer_of_cell, _unroll_cell
 
 
 class LSTM(nnx.OptimizedLSTMCell):
@@ -200,7 +236,7 @@ class LSTM(nnx.OptimizedLSTMCell):
         c = jax.nn.sigmoid(forget) * carry[0] + jax.nn.sigmoid(into) * jnp.tanh(candidate)
         return c, jax.nn.sigmoid(out) * jnp.tanh(c)
 
-    unroll = _unroll_gated
+    layer, unroll = _layer_of_cell, _unroll_cell
 
 
 class MinGRU(nnx.Module):
@@ -234,17 +270,10 @@ class MinGRU(nnx.Module):
     def unroll(
         self, carry: jax.Array, xs: jax.Array, restarts: jax.Array, start: jax.Array | None = None
     ) -> jax.Array:
-        # a subclass, a patch or other layers may have other equations
-        has_kernel = type(self) is MinGRU and overridden(self, MinGRU) is None
-        has_kernel = has_kernel and is_stock(self.gate) and is_stock(self.candidate)
-        shape = *restarts.shape, 2 * self.size
-        if has_kernel and recurrence.is_chosen(self.size, shape, start is None, has_products=False):
-            layers = self.gate, self.candidate
-            kernel, bias = (
-                jnp.concatenate([getattr(layer, name)[...] for layer in layers], axis=-1)
-                for name in ("kernel", "bias")
-            )
-            return unroll(MinGRU.advance, True, kernel, None, bias, carry, xs, restarts, 0.0)
+        starts = None if start is None else (start,)
+        features = _unroll_gated([self], (carry,), xs, restarts, starts)
+        if features is not None:
+            return features
         keep, add = self._terms(xs)
         restart = restarts[..., None]
         first = self.empty(restarts.shape[1:]) if start is None else start
@@ -257,6 +286,15 @@ class MinGRU(nnx.Module):
             return later[0] * earlier[0], later[0] * earlier[1] + later[1]
 
         return jax.lax.associative_scan(compose, (keep, add))[1]
+
+    def layer(self) -> Layer:
+        """Return the parameters for `_unroll_gated`: gate and candidate side by side."""
+        layers = self.gate, self.candidate
+        kernel, bias = (
+            jnp.concatenate([getattr(layer, name)[...] for layer in layers], axis=-1)
+            for name in ("kernel", "bias")
+        )
+        return Layer(kernel, None, bias)
 
     @staticmethod
     def advance(
@@ -302,6 +340,9 @@ class MemoryStack(RecurrentMemory):
         restarts: jax.Array,
         start: tuple[chex.ArrayTree, ...] | None = None,
     ) -> jax.Array:
+        features = _unroll_gated(self.memories, tuple(carry), xs, restarts, start)
+        if features is not None:
+            return features
         for i, memory in enumerate(self.memories):
             # a custom `unroll` need not accept `start`
             starts = () if start is None else (start[i],)

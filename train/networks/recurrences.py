@@ -16,6 +16,7 @@ Gradients that grow more than 65504 times on the way back through an episode are
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import chex
 import jax
@@ -31,47 +32,82 @@ UNROLL = 8
 """steps per iteration of a loop on a GPU: 1.5 times as fast as one; 16 take longer to compile"""
 
 
+class Layer(NamedTuple):
+    """Parameters of one layer of a gated memory."""
+
+    input_kernel: jax.Array
+    """[in, gates * size]"""
+    kernel: jax.Array | None
+    """[size, gates * size]; None: there are no gates of h"""
+    bias: jax.Array
+    """[gates * size], added to the products with `input_kernel`"""
+
+
+class Steps(NamedTuple):
+    """Carries and gates of one layer in all steps, for the backward pass."""
+
+    layer: Layer
+    carry: chex.ArrayTree  # before the first step
+    start: chex.ArrayTree
+    xs: jax.Array
+    inputs: jax.Array  # products of xs and `input_kernel`
+    carries: chex.ArrayTree  # after each step
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def unroll(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
-    input_kernel: jax.Array,
-    kernel: jax.Array | None,
-    bias: jax.Array,
-    carry: chex.ArrayTree,
+    layers: tuple[Layer, ...],
+    carries: tuple[chex.ArrayTree, ...],
     xs: jax.Array,
     restarts: jax.Array,
-    start: chex.ArrayTree,
+    starts: tuple[chex.ArrayTree, ...],
 ) -> jax.Array:
-    """Return the hidden states of a gated memory, [T, M, size].
+    """Return the hidden states of the last layer of a gated memory, [T, M, size].
+
+    Between layers, kernels keep hidden states and their gradients in float16.
 
     Args:
         advance: advance(carry, gates of the input, gates of h @ kernel) -> next carry. Gates are
             lists of [M, size].
-        by_kernel: whether kernels unroll the memory on NVIDIA GPUs; `start` must then be zeros.
-        input_kernel: [in, gates * size].
-        kernel: [size, gates * size]; None: there are no gates of h.
-        bias: [gates * size], added to the products with `input_kernel`.
-        carry: before the first step, leaves [M, size].
-        xs: [T, M, in] float32.
-        restarts: [T, M] bool, an episode starts with this step, from the carry `start`.
-        start: leaves [M, size] or (), constant: it has no gradient.
+        by_kernel: whether kernels unroll the memory on NVIDIA GPUs; `starts` must then be zeros.
+        layers: the hidden states of each layer are the inputs of the next one.
+        carries: carry of each layer before the first step, leaves [M, size].
+        xs: [T, M, in] float32, inputs of the first layer.
+        restarts: [T, M] bool, an episode starts with this step, from the carries `starts`.
+        starts: leaves [M, size] or () for each layer, constant: they have no gradient.
     """
-    return _forward(advance, by_kernel, input_kernel, kernel, bias, carry, xs, restarts, start)[0]
+    return _forward(advance, by_kernel, layers, carries, xs, restarts, starts)[0]
 
 
 def _forward(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
-    input_kernel: jax.Array,
-    kernel: jax.Array | None,
-    bias: jax.Array,
+    layers: tuple[Layer, ...],
+    carries: tuple[chex.ArrayTree, ...],
+    xs: jax.Array,
+    restarts: jax.Array,
+    starts: tuple[chex.ArrayTree, ...],
+) -> tuple[jax.Array, tuple]:
+    """Return (hidden states, what `_backward` needs)."""
+    saved = []
+    for layer, carry, start in zip(layers, carries, starts, strict=True):
+        saved.append(_layer_forward(advance, by_kernel, layer, carry, xs, restarts, start))
+        xs = _hidden(saved[-1].carries)
+    return xs.astype(jnp.float32), (saved, restarts)
+
+
+def _layer_forward(
+    advance: Callable[..., chex.ArrayTree],
+    by_kernel: bool,
+    layer: Layer,
     carry: chex.ArrayTree,
     xs: jax.Array,
     restarts: jax.Array,
     start: chex.ArrayTree,
-) -> tuple[jax.Array, tuple]:
-    """Return (hidden states, what `_backward` needs)."""
+) -> Steps:
+    """Advance one layer through all steps."""
 
     def plain(
         kernel: jax.Array | None,
@@ -105,21 +141,62 @@ def _forward(
         carries = recurrence.forward(by_leaves, kernel, bias, leaves, inputs, restarts)
         return jax.tree.unflatten(structure, carries)
 
-    dtype = HALF if by_kernel else "float32"
-    inputs = rounded_product(xs, input_kernel, dtype)
-    operands = kernel, bias, carry, inputs, restarts
+    dtype = _dtype(by_kernel)
+    inputs = rounded_product(xs, layer.input_kernel, dtype)
+    operands = layer.kernel, layer.bias, carry, inputs, restarts
     carries = cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
-    saved = input_kernel, kernel, bias, carry, carries, xs, inputs, restarts, start
-    return _hidden(carries).astype(jnp.float32), saved
+    return Steps(layer, carry, start, xs, inputs, carries)
 
 
 def _backward(
-    advance: Callable[..., chex.ArrayTree], by_kernel: bool, saved: tuple, d_hidden: jax.Array
+    advance: Callable[..., chex.ArrayTree],
+    by_kernel: bool,
+    saved: tuple[list[Steps], jax.Array],
+    d_hidden: jax.Array,
 ) -> tuple:
     """Return the gradients of all arguments of `unroll` but the first two."""
-    input_kernel, kernel, bias, carry, carries, xs, inputs, restarts, start = saved
-    dtype = HALF if by_kernel else "float32"
+    layers, restarts = saved
     top = jnp.maximum(jnp.max(jnp.abs(d_hidden)), TINY) if by_kernel else jnp.float32(1.0)
+    d_layers: list[Layer] = []
+    d_carries: list[chex.ArrayTree] = []
+    factor = 1.0 / top
+    for steps in reversed(layers):
+        d_layer, d_carry, d_inputs = _layer_backward(
+            advance, by_kernel, steps, restarts, d_hidden, factor
+        )
+        input_kernel = rounded(steps.layer.input_kernel, _dtype(by_kernel))
+        d_hidden = jnp.matmul(d_inputs, input_kernel.T, preferred_element_type=jnp.float32)
+        if steps is not layers[0]:  # divided by `top` already
+            d_hidden, factor = rounded(d_hidden, _dtype(by_kernel)), jnp.float32(1.0)
+        d_layers.insert(0, d_layer)
+        d_carries.insert(0, d_carry)
+    grads = tuple(d_layers), tuple(d_carries), d_hidden
+    return *jax.tree.map(lambda grad: top * grad, grads), None, None
+
+
+unroll.defvjp(_forward, _backward)
+
+
+def _layer_backward(
+    advance: Callable[..., chex.ArrayTree],
+    by_kernel: bool,
+    steps: Steps,
+    restarts: jax.Array,
+    d_hidden: jax.Array,
+    factor: jax.Array,
+) -> tuple[Layer, chex.ArrayTree, jax.Array]:
+    """Return the gradients, times `factor`, of a layer, its first carry and its inputs.
+
+    Args:
+        advance: see `unroll`.
+        by_kernel: see `unroll`.
+        steps: results of `_layer_forward`.
+        restarts: see `unroll`.
+        d_hidden: [T, M, size], gradients of the hidden states.
+        factor: (), for all gradients.
+    """
+    layer, carry, start, xs, inputs, carries = steps
+    kernel, dtype = layer.kernel, _dtype(by_kernel)
 
     def fused(
         kernel: jax.Array | None,
@@ -132,36 +209,26 @@ def _backward(
     ) -> tuple:
         leaves, structure = jax.tree.flatten(carry)
         by_leaves, after = _of_leaves(advance, structure), jax.tree.leaves(carries)
-        rows = hidden, inputs, restarts, d_hidden, 1.0 / top
+        rows = hidden, inputs, restarts, d_hidden, factor
         d_carry, *rest = recurrence.backward(by_leaves, kernel, bias, leaves, after, *rows)
         return jax.tree.unflatten(structure, d_carry), *rest
 
-    plain = functools.partial(_plain_backward, advance, start, top, dtype)
+    plain = functools.partial(_plain_backward, advance, start, factor, dtype)
     hidden = None
     if kernel is not None:  # other gradients read the carries in place
         hidden = _hidden(_before(carry, carries, restarts, start))
-    operands = kernel, bias, carry, carries, inputs, restarts, d_hidden
+    operands = kernel, layer.bias, carry, carries, inputs, restarts, d_hidden
     d_carry, d_bias, d_inputs, d_products = (
         cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
     )
-    xs, input_kernel = rounded(xs, dtype), rounded(input_kernel, dtype)
-    grads = (
-        over_rows(xs, d_inputs),
-        None if hidden is None else over_rows(hidden, d_products),
-        d_bias,
-        d_carry,
-        jnp.matmul(d_inputs, input_kernel.T, preferred_element_type=jnp.float32),
-    )
-    return *jax.tree.map(lambda grad: top * grad, grads), None, None
-
-
-unroll.defvjp(_forward, _backward)
+    d_kernel = None if hidden is None else over_rows(hidden, d_products)
+    return Layer(over_rows(rounded(xs, dtype), d_inputs), d_kernel, d_bias), d_carry, d_inputs
 
 
 def _plain_backward(
     advance: Callable[..., chex.ArrayTree],
     start: chex.ArrayTree,
-    top: jax.Array,
+    factor: jax.Array,
     dtype: str,
     kernel: jax.Array | None,
     bias: jax.Array,
@@ -171,7 +238,7 @@ def _plain_backward(
     restarts: jax.Array,
     d_hidden: jax.Array,
 ) -> tuple:
-    """Return the gradients, divided by `top`, of the first carry, bias, inputs and products.
+    """Return the gradients, times `factor`, of the first carry, bias, inputs and products.
 
     The last two are rounded to `dtype`.
     """
@@ -196,7 +263,7 @@ def _plain_backward(
     last = jax.tree.map(jnp.zeros_like, carry)
     products = _product(_hidden(before), kernel)
     inputs = inputs.astype(jnp.float32) + jnp.broadcast_to(bias, inputs.shape)
-    steps = before, products, inputs, restarts, d_hidden / top
+    steps = before, products, inputs, restarts, factor * d_hidden
     d_carry, d_gates = jax.lax.scan(step, last, steps, reverse=True, unroll=UNROLL)
     d_bias = jnp.sum(d_gates[0], (0, 1))
     return d_carry, d_bias, *jax.tree.map(lambda leaf: rounded(leaf, dtype), d_gates)
@@ -210,6 +277,11 @@ def _before(
         lambda one, rows: jnp.concatenate([one[None].astype(rows.dtype), rows[:-1]]), carry, carries
     )
     return jax.vmap(_where, (0, None, 0))(restarts, start, before)
+
+
+def _dtype(by_kernel: bool) -> str:
+    """Return the dtype in which gates and carries are stored."""
+    return HALF if by_kernel else "float32"
 
 
 def _product(hidden: jax.Array, kernel: jax.Array | None) -> jax.Array | None:

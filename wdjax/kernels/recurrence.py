@@ -122,7 +122,7 @@ def backward(
         hidden: hidden state before each step, [T, M, size] float16; None without a kernel.
         inputs: [T, M, gates * size] float16.
         restarts: [T, M] bool, whether an episode starts with this step.
-        d_hidden: [T, M, size] float32, gradient of the hidden state after each step.
+        d_hidden: [T, M, size] float32 or float16, gradient of the hidden state after each step.
         scale: (), factor of all gradients, so that they are neither too large nor too small for
             float16.
         interpret: run step by step in XLA on any device, for tests.

@@ -13,7 +13,7 @@ from wdjax.kernels import recurrence
 from wdjax.kernels.support import kernels_for, listening
 from wdjax.train import load_config, make_learner
 from wdjax.train.networks import memories, recurrences
-from wdjax.train.networks.memories import GRU, LSTM, MinGRU
+from wdjax.train.networks.memories import GRU, LSTM, MemoryStack, MinGRU
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -53,7 +53,8 @@ def results(name, by_kernel, size=16, scale=1.0):
     start = jax.tree.map(lambda _: 0.0, carry)
 
     def total(input_kernel, kernel, bias, carry, xs):
-        rows = input_kernel, kernel, bias, carry, xs, restarts, start
+        layers = (recurrences.Layer(input_kernel, kernel, bias),)
+        rows = layers, (carry,), xs, restarts, (start,)
         hidden = recurrences.unroll(cell.advance, by_kernel, *rows)
         return jnp.sum(weights * hidden**2), hidden
 
@@ -88,11 +89,24 @@ def test_matrices_that_do_not_fit_stay_in_memory(resident, interpreted, monkeypa
     assert_equal_up_to_float16(results("lstm", by_kernel=True), expected)
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_memories_agree_with_their_kernels(name, interpreted, monkeypatch):
+def memory_of(cell, num_layers):
+    init = nnx.initializers.orthogonal()
+    layers = [cell(n, 16, kernel_init=init, rngs=nnx.Rngs(n)) for n in (3, 16, 16)[:num_layers]]
+    return layers[0] if num_layers == 1 else MemoryStack(layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_layers"),
+    [
+        *((name, 1) for name in CELLS),
+        ("mingru", 3),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("gru", "lstm")),
+    ],
+)
+def test_memories_agree_with_their_kernels(name, num_layers, interpreted, monkeypatch):
     monkeypatch.setattr(memories, "on_cpu", lambda: False)
     cell = CELLS[name][0]
-    memory = cell(3, 16, kernel_init=nnx.initializers.orthogonal(), rngs=nnx.Rngs(0))
+    memory = memory_of(cell, num_layers)
     graphdef, params = nnx.split(memory)
     params = jax.tree.map(lambda leaf: leaf + 0.1 if leaf.ndim == 1 else leaf, params)  # biases
     xs = jax.random.normal(jax.random.key(1), (STEPS, ROWS, 3))
@@ -116,9 +130,7 @@ def test_memories_agree_with_their_kernels(name, interpreted, monkeypatch):
     assert decisions == {"memory of agent": None}
     assert_equal_up_to_float16(found, expected)
     assert gradient(carry)[1] == {"memory of agent": "its init_carry is custom"}
-    graphdef = nnx.split(
-        type("Own", (cell,), {})(3, 16, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
-    )[0]
+    graphdef = nnx.split(memory_of(type("Own", (cell,), {}), num_layers))[0]
     assert not gradient()[1]  # a subclass may have other equations
 
 
