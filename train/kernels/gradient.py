@@ -187,8 +187,11 @@ def gradient_kernel(
 def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
     """Return (matrix of the first layer with its bias as row `num_inputs`, other layers)."""
     (kernel, bias), *others = tower
-    kernel = jnp.pad(kernel, ((0, padded(shape.num_inputs + 1) - kernel.shape[0]), (0, 0)))
-    return kernel.at[shape.num_inputs].set(bias), tuple(others)
+    rows = padded(shape.num_inputs + 1)
+    kernel = jnp.pad(kernel, ((0, rows - kernel.shape[0]), (0, 0)))
+    # added, not set: XLA would copy the row on another stream, and a CUDA graph would end there
+    row = jnp.pad(bias[None], ((shape.num_inputs, rows - shape.num_inputs - 1), (0, 0)))
+    return kernel + row, tuple(others)
 
 
 def _tower_gradient(
