@@ -11,7 +11,7 @@ import numpy as np
 from wdjax.checks import require, require_known
 from wdjax.controls import SYMBOLS
 from wdjax.drawing.player import pack_scene
-from wdjax.train.live.table import Table, begin, step
+from wdjax.train.live.table import Table, begin
 
 PAUSE = 2.0  # seconds between the end of an episode and the next one
 NUM_RESULTS = 5  # episodes listed on the page
@@ -76,7 +76,7 @@ class Match:
             self.row = self.table.controls[self.agent[0]].row(pressed, self.row)
         visitor = self.table.visitor(self.agent, self.row, self.point)
         self.tapped = []
-        self.playing, moment = step(self.game, self.playing, visitor, self.table.greedy)
+        self.playing, moment = self.table.step(self.game, self.playing, visitor)
         self._show(moment)
         if self.moment.over and self.agent:
             result = [_finite(self.own_return), _finite(self._average()[0])]
