@@ -10,6 +10,7 @@ import itertools
 import logging
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Collection
@@ -76,7 +77,8 @@ def play_live(
         trust: modules from which the run may import code, as for `load_run`.
 
     Returns:
-        A LiveServer, which a notebook shows. Its games run until `close`.
+        A LiveServer, which a notebook shows. Its games run until `close`, or until its cell in a
+        notebook runs again.
 
     Raises:
         ImportError: If websockets is not installed.
@@ -98,7 +100,24 @@ def play_live(
     table = Table(learner, state, greedy)
     fps = learner.env.frames_per_second if fps is None else fps
     Match(table, fps, seed).step()  # compiles
-    return LiveServer(table, fps, seed, serve, port)
+    server = LiveServer(table, fps, seed, serve, port)
+    _close_with_cell(server)
+    return server
+
+
+def _close_with_cell(server: "LiveServer") -> None:
+    """In a Jupyter notebook, close a server before its cell runs again, which frees its port."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    message = getattr(shell, "get_parent", dict)()  # of ipykernel: the request to run the cell
+    cell = message.get("metadata", {}).get("cellId")
+
+    def close(info: Any) -> None:
+        if info.cell_id == cell:
+            shell.events.unregister("pre_run_cell", close)
+            server.close()
+
+    if cell is not None:
+        shell.events.register("pre_run_cell", close)
 
 
 def _load(run: Run, trust: Collection[str]) -> tuple[Learner, TrainState | None]:
