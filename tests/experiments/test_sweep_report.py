@@ -134,6 +134,7 @@ def test_a_page_of_a_sweep(tmp_path, capsys):
     page = (folder / "report.html").read_text()
     assert "<b>" not in page.replace("<b></b>", "")
     assert page.count("learning_rate 0.001 (2 seeds)") == page.count("<svg ") == 2
+    assert page.count("[reward, sum over its agents]") == 1  # the other panel shows no return
     assert "Best " not in page
     assert "Cross-play" not in page
     file = folder / "groups" / "000" / "001" / "metrics.jsonl"
