@@ -17,7 +17,8 @@ from wdjax.experiments.sweep.table import MOST_CURVES, last_known, point_words, 
 from wdjax.files import SWEEP_FILE, read_json, require_fields
 from wdjax.tables import html_table
 from wdjax.train.population.members import read_batches
-from wdjax.yaml_reader import flat, read_yaml
+from wdjax.train.storage.sweep_folder import read_sweep_file
+from wdjax.yaml_reader import flat
 
 PLACES = {"grid": "groups", "search": "batches", "pbt": "population"}  # mode -> folder of records
 LABEL = 36  # characters of a label; longer ones are cut in legends
@@ -94,12 +95,9 @@ def read_record(folder: Path) -> SweepRecord:
         ValueError: if sweep.yaml is damaged, or no chunk is complete.
     """
     file = folder / SWEEP_FILE
-    asked = read_yaml(file)
-    require_fields(file, asked, mode=str, config=dict)
-    require_fields(file, asked["config"], env=str, policies=dict)
-    policies = asked["config"]["policies"]
-    require_fields(file, policies, **dict.fromkeys(policies, dict))
-    require_fields(file, {"metric": "", "halving": {}, **_given(asked)}, metric=str, halving=dict)
+    asked = read_sweep_file(folder)
+    found = {"metric": "", "halving": {}, **_given(asked)}
+    require_fields(file, found, mode=str, metric=str, halving=dict)
     mode, place = asked["mode"], folder / PLACES.get(asked["mode"], "")
     require_known(f"mode in {file}", mode, PLACES)
     rows: dict[int, list[Row]] = defaultdict(list)

@@ -8,8 +8,9 @@ from typing import Any
 import yaml
 
 from wdjax.files import SWEEP_FILE, read_json, require_fields
+from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import in_env_steps
-from wdjax.train.config.trust import require_trusted
+from wdjax.train.config.trust import custom_modules, require_trusted
 from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import (
     SWEEP,
@@ -44,7 +45,7 @@ def hold_sweep(
     """
     file = workdir / SWEEP_FILE
     if make_folder(workdir, SWEEP, resume) and file.exists():
-        require_same(f"the sweep in {workdir}", read_yaml(file), asked)
+        require_same(f"the sweep in {workdir}", read_sweep_file(workdir), asked)
         stored = read_switches(workdir)
         require_same_switches(stored, f"the sweep in {workdir}")
         for warning in switch_warnings(stored):
@@ -69,10 +70,24 @@ def read_sweep(workdir: Path, trust: Collection[str]) -> dict[str, Any]:
     file = workdir / SWEEP_FILE
     if not file.is_file():
         raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
-    asked = read_yaml(file)
-    require_fields(file, asked, config=dict)
+    asked = read_sweep_file(workdir)
     require_trusted(str(file), asked["config"], trust)
     require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
+    return asked
+
+
+def read_sweep_file(folder: Path) -> dict[str, Any]:
+    """Return the content of sweep.yaml. Code that its configuration names is not imported.
+
+    Raises:
+        ValueError: naming the file, if it is damaged.
+    """
+    file = folder / SWEEP_FILE
+    asked = read_yaml(file)
+    require_fields(file, asked, config=dict)
+    require_fields(file, asked["config"], env=str, policies=dict)
+    policies = asked["config"]["policies"]
+    require_fields(file, policies, **dict.fromkeys(policies, dict))
     return asked
 
 
@@ -99,13 +114,15 @@ def read_switches(workdir: Path) -> object:
 
 
 def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a sweep.yaml with the defaults of newer fields, schedules in env steps.
+    """Return the content of a sweep.yaml with the configuration of a run.
 
-    Code that the configuration names is not imported.
+    It has the defaults of newer fields and of `env_params`, and schedules in env steps. Custom code
+    is not imported: its `env_params` stay as they are.
     """
-    if not isinstance(values.get("config"), Mapping):
-        return dict(values)
     config = read_config(values["config"], imports=False)
+    if not custom_modules(config):
+        with contextlib.suppress(ValueError, TypeError, ImportError):  # unknown here
+            config = complete_env_params(config)
     return {**values, "config": plain_config(in_env_steps(config, config.total_env_steps))}
 
 
