@@ -88,6 +88,20 @@ def open_regular(
     raise ValueError(f"{path}: must be a regular file{size}")
 
 
+def is_locked(path: Path) -> bool | None:
+    """Return whether a process has locked a file by flock; None if the system has no such locks."""
+    try:
+        import fcntl
+
+        with open_regular(path) as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ImportError):
+        return None
+    return False
+
+
 def read_text(path: str | Path, most: int = MOST_BYTES, errors: str = "strict") -> str:
     """Return the UTF-8 text of a regular file; raises the errors of `open_regular`."""
     with open_regular(path, "r", most, encoding="utf8", errors=errors) as stream:

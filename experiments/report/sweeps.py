@@ -14,19 +14,21 @@ from wdjax.experiments.report.page import Section, folded
 from wdjax.experiments.sweep.driver import read_rows
 from wdjax.experiments.sweep.members import MOST_SEEDS, Point, Row
 from wdjax.experiments.sweep.table import MOST_CURVES, last_known, point_words, rank, short_value
-from wdjax.files import SWEEP_FILE, read_json, require_fields
+from wdjax.files import SWEEP_FILE, is_locked, read_json, require_fields
 from wdjax.tables import html_table
 from wdjax.train.population.members import read_batches
-from wdjax.train.storage.sweep_folder import read_sweep_file
+from wdjax.train.storage.sweep_folder import read_sweep
 from wdjax.yaml_reader import flat
 
 PLACES = {"grid": "groups", "search": "batches", "pbt": "population"}  # mode -> folder of records
+BEGUN = {True: "running", False: "stopped", None: "unfinished"}  # `is_locked` sweep.yaml -> status
 LABEL = 36  # characters of a label; longer ones are cut in legends
 UNIT = {"grid": "configuration", "search": "trial", "pbt": "member"}
 WORDS = (
     "final: last known value in training; best: highest value of a chunk in training; both are the "
     "mean ± sample standard deviation over seeds; the return of a policy is the sum over its agents"
 )
+STOPPED = "The sweep was stopped: continue with the same command and --resume. "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Trial:
     number: int
     values: Point  # in a population the current ones
     runs: tuple[tuple[Row, ...], ...]  # rows of each seed, empty before the first chunk
-    status: str  # waiting, unfinished, complete, pruned or bad numbers
+    status: str  # waiting, running, stopped, unfinished, complete, pruned or bad numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +97,7 @@ def read_record(folder: Path) -> SweepRecord:
         ValueError: if sweep.yaml is damaged, or no chunk is complete.
     """
     file = folder / SWEEP_FILE
-    asked = read_sweep_file(folder)
+    asked = read_sweep(folder)
     found = {"metric": "", "halving": {}, **_given(asked)}
     require_fields(file, found, mode=str, metric=str, halving=dict)
     mode, place = asked["mode"], folder / PLACES.get(asked["mode"], "")
@@ -106,13 +108,15 @@ def read_record(folder: Path) -> SweepRecord:
         rows[row["member"]].append(row)
     if not rows:
         raise ValueError(f"{folder} has nothing to report yet: no chunk is complete")
-    states = dict(_states(place, asked))
+    begun = BEGUN[is_locked(file)]
+    states = dict(_states(place, asked, begun))
+    first = begun if begun == "stopped" else "waiting"  # status of members that have not begun
     trials = []
     for number, values, members in _trials(folder, asked, rows):
         runs = tuple(tuple(rows[member]) for member in members)
-        now = {states.get(member, "waiting") for member in members}
+        now = {states.get(member, first) for member in members}
         bad = any(own and own[-1].get("bad_numbers") for own in runs)
-        status = "bad numbers" if bad else now.pop() if len(now) == 1 else "unfinished"
+        status = "bad numbers" if bad else now.pop() if len(now) == 1 else begun
         trials.append(Trial(number, values, runs, status))
     return SweepRecord(folder.resolve().name, asked, trials)
 
@@ -152,8 +156,14 @@ def _trials(
             yield number, values, members
 
 
-def _states(folder: Path, asked: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield (member, status) of all members that have begun; later ones replace earlier ones."""
+def _states(folder: Path, asked: Mapping[str, Any], begun: str) -> Iterator[tuple[int, str]]:
+    """Yield (member, status) of all members that have begun; later ones replace earlier ones.
+
+    Args:
+        folder: folder of the records.
+        asked: content of sweep.yaml.
+        begun: status of members that are not complete.
+    """
     rungs = (asked.get("halving") or {}).get("rungs", 0) if asked["mode"] == "search" else 0
     found = []
     for place, content in sorted(read_batches(folder), key=lambda own: own[0]):
@@ -163,7 +173,7 @@ def _states(folder: Path, asked: Mapping[str, Any]) -> Iterator[tuple[int, str]]
         found.append((batch, rung, numbers, (place / "finished").exists()))
     newest = {batch: max(own[1] for own in found if own[0] == batch) for batch, *_ in found}
     for batch, rung, numbers, finished in found:
-        ended = "complete" if finished and rung == rungs else "unfinished"
+        ended = "complete" if finished and rung == rungs else begun
         status = "pruned" if asked["mode"] == "search" and rung < newest[batch] else ended
         yield from ((number, status) for number in numbers)
 
@@ -203,7 +213,8 @@ def of_trials(record: SweepRecord) -> Section:
         table.append([own.number, *values, seeds, steps, *cells, own.status])
     states = [own.status for own in record.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return Section("Trials", html_table(table, [*header, "status"]), f"{counts}. {WORDS}")
+    more = STOPPED if "stopped" in states else ""
+    return Section("Trials", html_table(table, [*header, "status"]), f"{counts}. {more}{WORDS}")
 
 
 def of_settings(record: SweepRecord) -> Section:

@@ -107,8 +107,8 @@ def play_live(
 
 def _close_with_cell(server: "LiveServer") -> None:
     """In a Jupyter notebook, close a server before its cell runs again, which frees its port."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    message = getattr(shell, "get_parent", dict)()  # of ipykernel: the request to run the cell
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    message: Any = getattr(shell, "get_parent", dict)()  # of ipykernel: the request to run the cell
     cell = message.get("metadata", {}).get("cellId")
 
     def close(info: Any) -> None:

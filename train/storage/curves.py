@@ -12,7 +12,7 @@ from wdjax.checks import did_you_mean
 from wdjax.files import SWEEP_FILE, find_files, require_fields
 from wdjax.train.storage.folder import CONFIG, without_version
 from wdjax.train.storage.metrics_log import METRICS, read_metrics
-from wdjax.train.storage.sweep_folder import read_members_file, read_sweep_file, with_new_fields
+from wdjax.train.storage.sweep_folder import read_members_file, read_sweep, with_new_fields
 from wdjax.yaml_reader import flat, read_yaml
 
 
@@ -99,7 +99,7 @@ def _base_of(file: Path, total_env_steps: int | None) -> dict[str, Any]:
         file: its sweep.yaml.
         total_env_steps: length of a run; None: as in the file.
     """
-    asked = read_sweep_file(file.parent)
+    asked = read_sweep(file.parent)
     if total_env_steps is not None:
         asked["config"]["total_env_steps"] = total_env_steps
     try:

@@ -45,7 +45,7 @@ def hold_sweep(
     """
     file = workdir / SWEEP_FILE
     if make_folder(workdir, SWEEP, resume) and file.exists():
-        require_same(f"the sweep in {workdir}", read_sweep_file(workdir), asked)
+        require_same(f"the sweep in {workdir}", read_sweep(workdir), asked)
         stored = read_switches(workdir)
         require_same_switches(stored, f"the sweep in {workdir}")
         for warning in switch_warnings(stored):
@@ -59,35 +59,30 @@ def hold_sweep(
         yield
 
 
-def read_sweep(workdir: Path, trust: Collection[str]) -> dict[str, Any]:
-    """Return the content of sweep.yaml, if this process can read the sweep's checkpoints.
+def read_sweep(workdir: Path, trust: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the content of sweep.yaml. Code that its configuration names is not imported.
+
+    Args:
+        workdir: folder of the sweep.
+        trust: modules from which the caller imports code that the configuration names, to read the
+            checkpoints of the sweep; None: it imports none and reads no checkpoints.
 
     Raises:
         FileNotFoundError: if the folder contains no sweep.
-        ValueError: if the configuration names code of an untrusted module, the file is damaged, or
-            jax uses another form of keys.
+        ValueError: if the file is damaged; with `trust`, if the configuration names code of another
+            module, or jax uses another form of keys.
     """
     file = workdir / SWEEP_FILE
     if not file.is_file():
         raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
-    asked = read_sweep_file(workdir)
-    require_trusted(str(file), asked["config"], trust)
-    require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
-    return asked
-
-
-def read_sweep_file(folder: Path) -> dict[str, Any]:
-    """Return the content of sweep.yaml. Code that its configuration names is not imported.
-
-    Raises:
-        ValueError: naming the file, if it is damaged.
-    """
-    file = folder / SWEEP_FILE
     asked = read_yaml(file)
     require_fields(file, asked, config=dict)
     require_fields(file, asked["config"], env=str, policies=dict)
     policies = asked["config"]["policies"]
     require_fields(file, policies, **dict.fromkeys(policies, dict))
+    if trust is not None:
+        require_trusted(str(file), asked["config"], trust)
+        require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
     return asked
 
 
