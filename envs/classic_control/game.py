@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.controls import Controls
 from wdjax.env import Env, require_action
 
 StateT = TypeVar("StateT")
@@ -21,6 +22,7 @@ class ClassicControl(Env, Generic[StateT]):
     """
 
     cheap_reset: ClassVar[bool] = True
+    effects: ClassVar[tuple[str, str]] = ("push left", "push right")  # of the arrow keys
 
     @abc.abstractmethod
     def start(self, key: jax.Array) -> StateT:
@@ -42,6 +44,12 @@ class ClassicControl(Env, Generic[StateT]):
         """Return the first observation and the state drawn by `start`."""
         state = self.start(key)
         return self.observe(state, params), state
+
+    def controls(self, group: str, params: Any) -> Controls:
+        """Return the default controls, with the effects of the arrow keys."""
+        left, right = self.effects
+        words = f"←: {left}. →: {right}"
+        return dataclasses.replace(super().controls(group, params), words=words)
 
     def step(
         self, key: jax.Array, state: StateT, action: jax.Array, params: Any

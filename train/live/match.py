@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.controls import SYMBOLS
+from wdjax.controls import SYMBOLS, Controls
 from wdjax.drawing.player import pack_scene
 from wdjax.train.live.table import Table, begin
 
@@ -93,6 +93,14 @@ class Match:
         """Return of the visitor's agent in this episode."""
         return float(self.moment.returns[self.agent[0]][self.agent[1]]) if self.agent else None
 
+    def _chosen(self, controls: Controls) -> list[str]:
+        """Return the keys whose values are in the held action."""
+        return [
+            key
+            for key, parts in controls.keys.items()
+            if all(self.row[component] == value for component, value in parts.items())
+        ]
+
     def _average(self) -> tuple[float | None, int]:
         return self.table.average(self.players, self.agent) if self.agent else (None, 0)
 
@@ -110,6 +118,8 @@ class Match:
             "rival": self.players[table.role_of(agent)] if agent else "",
             "choices": {role: list(seats) for role, seats in table.seats.items()},
             "keys": [[key, SYMBOLS.get(key, key)] for key in (controls.keys if controls else ())],
+            "words": controls.words if controls else "",
+            "chosen": self._chosen(controls) if controls and controls.holds else [],
             "steers": table.can_steer and agent is not None,
             "waits": controls is not None and controls.turn_based,
             "active": agent is not None and bool(self.moment.live[agent[0]][agent[1]]),

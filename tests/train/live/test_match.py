@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import wdjax
+from wdjax.controls import Controls
 from wdjax.drawing.frames import starts
 from wdjax.train import load_run, make_learner
 from wdjax.train.config.schema import PolicyConfig, TrainConfig
@@ -209,6 +210,20 @@ def test_a_turn_based_environment_waits_for_a_key(match, monkeypatch):
     match.receive('{"keys": ["ArrowUp"]}')
     match.receive('{"keys": []}')
     assert match.wait is not None
+
+
+def test_held_keys_are_marked_and_explained(match, monkeypatch):
+    own = Controls({"1": {0: 1}, "2": {0: 2}}, (1,), holds=True, words="1, 2: move")
+    monkeypatch.setitem(match.table.controls, "runner", own)
+    match.restart()
+    assert header(match.frame())["live"]["chosen"] == ["1"]
+    match.receive('{"keys": ["2"]}')
+    match.receive('{"keys": []}')
+    match.step()
+    status = header(match.frame())["live"]
+    assert (status["chosen"], status["words"]) == (["2"], "1, 2: move")
+    match.receive('{"agent": ["tagger", 0]}')
+    assert header(match.frame())["live"]["chosen"] == []  # returns to idle
 
 
 MALFORMED = [
