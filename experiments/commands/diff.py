@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from wdjax.console import Console
+from wdjax.console import table_console
 from wdjax.metric_names import EVALUATED, STANDARD_ERROR, policies_of, user_space
 from wdjax.named import announced
 from wdjax.tables import brief
@@ -37,7 +36,7 @@ def diff(arguments: list[str]) -> None:
         raise ValueError(
             "wdjax diff takes two runs, presets or YAML files, such as: wdjax diff runs/a runs/b"
         )
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = table_console(highlight=False)
     fields = [fields_of(run) for run in arguments]
     if fields[0]["env"] == fields[1]["env"]:  # else every env_param would be listed
         with contextlib.suppress(

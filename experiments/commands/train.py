@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import jax
 import tyro
 
 from wdjax.checks import require
-from wdjax.console import Console, show
+from wdjax.console import show, table_console
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
 from wdjax.experiments.commands.arguments import (
@@ -238,6 +237,6 @@ def scaled(parsed: TrainArguments) -> TrainConfig:
         "--auto-scale: measuring run sizes. Each is compiled, then run for about 1 s.", flush=True
     )
     found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
-    Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
+    table_console().print(trial_table(trials, found))
     show(what_changes(parsed.config, found))
     return found

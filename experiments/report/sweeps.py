@@ -13,7 +13,14 @@ from wdjax.checks import require_integer, require_known
 from wdjax.experiments.report.page import Section, folded
 from wdjax.experiments.sweep.driver import read_rows
 from wdjax.experiments.sweep.members import MOST_SEEDS, Point, Row
-from wdjax.experiments.sweep.table import MOST_CURVES, last_known, point_words, rank, short_value
+from wdjax.experiments.sweep.table import (
+    MOST_CURVES,
+    last_known,
+    point_words,
+    rank,
+    short_value,
+    spread,
+)
 from wdjax.files import SWEEP_FILE, is_locked, read_json, require_fields
 from wdjax.tables import html_table
 from wdjax.train.population.members import read_batches
@@ -188,14 +195,6 @@ def bests(trial: Trial, metric: str) -> list[float]:
     """Return the highest value of a metric of each seed that has one."""
     known = [[row[metric] for row in rows if row.get(metric) is not None] for rows in trial.runs]
     return [max(values) for values in known if values]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Return the mean ± sample standard deviation of values over seeds."""
-    if not values:
-        return "-"
-    deviation = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{deviation}"
 
 
 def of_trials(record: SweepRecord) -> Section:
