@@ -114,6 +114,8 @@ def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     It has the defaults of newer fields and of `env_params`, and schedules in env steps. Custom code
     is not imported: its `env_params` stay as they are.
     """
+    if "config" not in values:  # of a study
+        return dict(values)
     config = read_config(values["config"], imports=False)
     if not custom_modules(config):
         with contextlib.suppress(ValueError, TypeError, ImportError):  # unknown here
