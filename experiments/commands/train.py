@@ -127,18 +127,18 @@ def train(arguments: list[str]) -> None:
 
 
 def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
-    """Return the shell commands that evaluate, render and report a run, with --trust if needed.
+    """Return the shell commands that evaluate, show and play a run, with --trust if needed.
 
     Args:
         config: configuration of the run.
         workdir: folder of the run.
-        pictures: whether the run drew pictures. If it did without episode.gif, it cannot be
-            rendered.
+        pictures: whether the run drew pictures. If it did without episode.gif, it has no
+            drawing.
     """
     run = f"./{workdir}" if str(workdir).startswith(("-", "reference:")) else str(workdir)
     trusting = [word for module in custom_modules(config) for word in ("--trust", module)]
     drawn = not pictures or (workdir / "episode.gif").exists()
-    commands = ["eval", *["render"] * drawn, "report"]
+    commands = ["eval", *["render"] * drawn, "report", *["play"] * drawn]
     return " && ".join(shlex.join([program(), command, run, *trusting]) for command in commands)
 
 

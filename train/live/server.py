@@ -91,7 +91,8 @@ def play_live(
     try:
         from websockets.sync.server import serve
     except ImportError as error:
-        raise ImportError('wdjax play needs websockets: pip install "wdjax[play]"') from error
+        words = 'pip install "wdjax[play]", or only pip install websockets'
+        raise ImportError(f"wdjax play needs websockets: {words}") from error
     require_integer("port", port, 0, 65_535)
     require_integer("seed", seed, 0, 2**32 - 1)
     if fps is not None:
