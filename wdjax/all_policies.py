@@ -1,7 +1,7 @@
 """Names of the fields of every policy: "policies.all.FIELD"."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 ALL = "policies.all."  # begins the name of a field of every policy
 
@@ -21,14 +21,13 @@ def for_each_policy(changes: Mapping[str, object], policies: Iterable[str]) -> d
 
 
 @contextlib.contextmanager
-def named_as_changed(changes: Iterable[str], policies: Iterable[str]) -> Iterator[None]:
+def named_as_changed(changes: Collection[str], policies: Collection[str]) -> Iterator[None]:
     """Let errors name "policies.all.FIELD" in place of this field of the first policy."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        text, changes, policies = str(error), list(changes), list(policies)
         for name in changes:
-            first = next(iter(for_each_policy({name: None}, policies)), name)
-            if first not in changes:
-                error.args = (text := text.replace(first, name),)
+            for first in list(for_each_policy({name: 0}, policies))[:1]:
+                if first not in changes:
+                    error.args = (str(error).replace(first, name),)
         raise

@@ -22,7 +22,7 @@ class ClassicControl(Env, Generic[StateT]):
     """
 
     cheap_reset: ClassVar[bool] = True
-    effects: ClassVar[tuple[str, str]] = ("push left", "push right")  # of the arrow keys
+    key_words: ClassVar[str] = "←: push left. →: push right"
 
     @abc.abstractmethod
     def start(self, key: jax.Array) -> StateT:
@@ -46,10 +46,8 @@ class ClassicControl(Env, Generic[StateT]):
         return self.observe(state, params), state
 
     def controls(self, group: str, params: Any) -> Controls:
-        """Return the default controls, with the effects of the arrow keys."""
-        left, right = self.effects
-        words = f"←: {left}. →: {right}"
-        return dataclasses.replace(super().controls(group, params), words=words)
+        """Return the default controls, explained by `key_words`."""
+        return dataclasses.replace(super().controls(group, params), words=self.key_words)
 
     def step(
         self, key: jax.Array, state: StateT, action: jax.Array, params: Any

@@ -20,6 +20,7 @@ from wdjax.experiments.sweep.table import (
     rank,
     short_value,
     spread,
+    varied_fields,
 )
 from wdjax.files import SWEEP_FILE, is_locked, read_json, require_fields
 from wdjax.tables import html_table
@@ -64,17 +65,6 @@ class SweepRecord:
         metric = self.asked.get("metric")
         return [metric] if metric else [f"{name}/episode_return" for name in trained or policies]
 
-    @property
-    def varied(self) -> list[str]:
-        """The fields that differ between trials."""
-        names = dict.fromkeys(name for trial in self.trials for name in trial.values)
-        firsts = self.trials[0].values if self.trials else {}
-        return [
-            name
-            for name in names
-            if any(own.values.get(name) != firsts.get(name) for own in self.trials)
-        ]
-
     def ranked(self) -> list[Trial]:
         """Return the trials, the best ones by the first metric first (see `rank`)."""
 
@@ -88,7 +78,8 @@ class SweepRecord:
         """Return label -> rows of each seed of the best trials, at most one per color."""
         drawn = [own for own in self.ranked() if any(own.runs)][:MOST_CURVES]
         unit, by_values = UNIT[self.asked["mode"]], self.asked["mode"] != "pbt"
-        words = [point_words(own.values, self.varied) for own in drawn]
+        varied = varied_fields(self.trials)
+        words = [point_words(own.values, varied) for own in drawn]
         plain = by_values and len(set(words)) == len(words) and max(map(len, words)) <= LABEL
         labels = words if plain else [f"{unit} {own.number}" for own in drawn]
         return {
@@ -199,7 +190,7 @@ def bests(trial: Trial, metric: str) -> list[float]:
 
 def of_trials(record: SweepRecord) -> Section:
     """Show the trials: settings, seeds, env steps, final and best values, and status."""
-    names, unit, metrics = record.varied, UNIT[record.asked["mode"]], record.metrics
+    names, unit, metrics = varied_fields(record.trials), UNIT[record.asked["mode"]], record.metrics
     header = [unit, *(name.removeprefix("policies.") for name in names), "seeds", "env steps"]
     header += [f"{which} {metric}" for metric in metrics for which in ("final", "best")]
     table = []

@@ -78,10 +78,11 @@ def read_table(workdir: str | Path) -> list[Row]:
     return read_metrics(Path(workdir) / "table.jsonl")
 
 
-def varied_fields(members: Sequence[Member]) -> list[str]:
-    """Return the fields that differ between members."""
-    first = members[0].values
-    return [name for name in first if any(member.values[name] != first[name] for member in members)]
+def varied_fields(members: Sequence[Any]) -> list[str]:
+    """Return the fields whose values differ between members, or between trials of a report."""
+    values = [member.values for member in members]
+    names = dict.fromkeys(name for own in values for name in own)
+    return [name for name in names if any(own.get(name) != values[0].get(name) for own in values)]
 
 
 def short_names(names: Sequence[str]) -> list[str]:

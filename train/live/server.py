@@ -27,6 +27,7 @@ from wdjax.train.live.table import Table
 from wdjax.train.load import load_config, load_run, preset_path
 from wdjax.train.state.state import TrainState
 
+NEEDED = 'wdjax play needs websockets: pip install "wdjax[play]", or only pip install websockets'
 HOST = "127.0.0.1"
 MOST_PAGES = 8  # games at once
 MOST_BYTES = 4_096  # per message
@@ -91,8 +92,7 @@ def play_live(
     try:
         from websockets.sync.server import serve
     except ImportError as error:
-        words = 'pip install "wdjax[play]", or only pip install websockets'
-        raise ImportError(f"wdjax play needs websockets: {words}") from error
+        raise ImportError(NEEDED) from error
     require_integer("port", port, 0, 65_535)
     require_integer("seed", seed, 0, 2**32 - 1)
     if fps is not None:
@@ -109,8 +109,8 @@ def play_live(
 def _close_with_cell(server: "LiveServer") -> None:
     """In a Jupyter notebook, close a server before its cell runs again, which frees its port."""
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    message: Any = getattr(shell, "get_parent", dict)()  # of ipykernel: the request to run the cell
-    cell = message.get("metadata", {}).get("cellId")
+    request: Any = getattr(shell, "get_parent", dict)()  # of ipykernel: to run the cell
+    cell = request.get("metadata", {}).get("cellId")
 
     def close(info: Any) -> None:
         if info.cell_id == cell:
