@@ -191,6 +191,7 @@ COMMANDS = [
     ([*SWEEP, "--dry-run"], "--dry-run is not an option of wdjax sweep (see --help)"),
     ([*SWEEP, "--resme"], "unknown option --resme: did you mean --resume?"),
     ([*SWEEP, "--num-env"], "unknown field num-env: did you mean 'num_envs'?"),
+    ([*TRAIN, "--policies.all.gamma", "2"], "policies.all.gamma = 2.0: must be between 0 and 1"),
     ([*SWEEP, "--policies.all.lr", "0.1"],
      "unknown field policies.all.lr: did you mean 'learning_rate'?"),
     ([*SWEEP, "--policies.agent.clip", "high"], "policies.agent.clip = 'high': must be a number"),

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from wdjax.experiments.commands.help import panels_by_tyro
@@ -26,7 +26,8 @@ _wdjax() {{
         2:train:*|2:sweep:*|2:play:*|*:diff:*) words="{presets}" ;;
     esac
     case ${{COMP_WORDS[1]}}:$word in
-{more}
+        train:-*) words="$run $words" ;;
+        sweep:-*) words="$sweep $words" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
@@ -53,30 +54,25 @@ def completion(arguments: list[str]) -> None:
     if arguments:
         raise ValueError(f"wdjax completion takes no arguments, not {' '.join(arguments)}")
     variables: dict[str, str] = {}  # names of fields -> variable: many presets share them
-    cases, run = {}, []
+    cases: dict[str, str] = defaultdict(str)
+    run: list[str] = []
     for preset in list_presets():
         _, default = of_preset(preset, [])
         flags = flags_of_class(TrainArguments, default=default)
         run = [flag for flag in flags if flag in TRAIN_ONLY]
-        words = ""
+        case = f"*:train:{preset}:-*|*:sweep:{preset}:-*"
         for block, names in blocks_of(flags).items():
             variable = variables.setdefault(" ".join(["", *names]), f"f{len(variables)}")
-            words += f"${{{variable}// / {block}}}"
-        cases[f"*:train:{preset}:-*|*:sweep:{preset}:-*"] = words
+            cases[case] += f"${{{variable}// / {block}}}"
     own = {name: " ".join(dict.fromkeys(flags_of_class(cls))) for name, cls in CLASSES.items()}
-    more = {"train:-*": f"{' '.join(run)} $words", "sweep:-*": f"{own.pop('sweep')} $words"}
+    variables |= {" ".join(run): "run", own.pop("sweep"): "sweep"}
     cases |= {f"*:{name}:*:-*": words for name, words in own.items()}
     script = SCRIPT.format(
         shared="\n".join(f'    local {name}="{words}"' for words, name in variables.items()),
-        cases=lines_of(cases), more=lines_of(more),
+        cases="\n".join(f'        {case}) words="{words}" ;;' for case, words in cases.items()),
         presets=" ".join(list_presets()), commands=" ".join(COMMANDS),
     )  # fmt: skip
     print(script)
-
-
-def lines_of(cases: Mapping[str, str]) -> str:
-    """Return the lines of a `case` of a shell: pattern -> words."""
-    return "\n".join(f'        {case}) words="{words}" ;;' for case, words in cases.items())
 
 
 def blocks_of(flags: Iterable[str]) -> dict[str, list[str]]:

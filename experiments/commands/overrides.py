@@ -39,10 +39,6 @@ def as_typed(message: str, arguments: Sequence[str], policies: Collection[str]) 
         each = for_each_policy(typed, policies)
         if each != typed and ", ".join(each) in message:
             message = message.replace(", ".join(each), ", ".join(typed))
-            first, field = (own[0].removeprefix("--").split("=")[0] for own in (each, typed))
-            message = message.replace(
-                f"field {first.replace('-', '_')}", f"field {field.replace('-', '_')}"
-            )
     return message
 
 

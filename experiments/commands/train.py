@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import jax
 import tyro
 
+from wdjax.all_policies import named_as_changed
 from wdjax.checks import require
 from wdjax.console import show, table_console
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
@@ -26,7 +27,7 @@ from wdjax.experiments.commands.arguments import (
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic, panels_by_tyro
-from wdjax.experiments.commands.overrides import as_typed, for_each_policy
+from wdjax.experiments.commands.overrides import as_typed, flags_with_values, for_each_policy
 from wdjax.kernels.backend import on_cpu
 from wdjax.lazy import no_garbage_collection
 from wdjax.signals import STOPPED
@@ -155,13 +156,16 @@ def with_flags(
 ) -> TrainArguments:
     """Return the default arguments changed by flags; raise ValueError or TypeError for bad ones."""
     typed, changes = changes, for_each_policy(changes, raw.policies)
-    try:
-        parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
-    except ValueError as error:
-        raise ValueError(as_typed(str(error), typed, raw.policies)) from None
-    parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
-    change_config(parsed.config)  # validates it
-    return parsed
+    flags = [words[0].removeprefix("--").partition("=")[0] for words in flags_with_values(typed)]
+    fields = [flag.replace("-", "_") for flag in flags]
+    with named_as_changed(fields, raw.policies):
+        try:
+            parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
+        except ValueError as error:
+            raise ValueError(as_typed(str(error), typed, raw.policies)) from None
+        config = with_told_env_params(parsed.config, raw, changes)
+        change_config(config)  # validates it
+    return dataclasses.replace(parsed, config=config)
 
 
 def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:
