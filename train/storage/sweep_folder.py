@@ -112,9 +112,9 @@ def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a sweep.yaml with the configuration of a run.
 
     It has the defaults of newer fields and of `env_params`, and schedules in env steps. Custom code
-    is not imported: its `env_params` stay as they are.
+    is not imported: then `env_params` stays the same.
     """
-    if "config" not in values:  # of a study
+    if "config" not in values:  # a study
         return dict(values)
     config = read_config(values["config"], imports=False)
     if not custom_modules(config):
