@@ -261,10 +261,13 @@ class TaxedCommons(Env):
 
     def controls(self, group: str, params: Params) -> Controls:
         """Return controls: digits set the catch of a harvester, or the tax of the planner."""
-        is_planner = group == "planner"
-        keys = evenly(DIGITS, self.num_levels if is_planner else self.max_catch + 1)
-        words = f"{', '.join(keys)}: "
-        words += "tax level, set in council steps" if is_planner else "fish to catch per day"
+        top, what = (
+            (self.num_levels - 1, "tax level, set in council steps")
+            if group == "planner"
+            else (self.max_catch, "fish to catch per day")
+        )
+        keys = evenly(DIGITS, top + 1)
+        words = f"0 to {max(keys)}: {what} (0 to {top})"
         return Controls(keys, [0], holds=True, speed=0.2, words=words)
 
     scene = drawn_by("wdjax.envs.commons.drawing:commons_scene")

@@ -127,8 +127,7 @@ class Table:
 
     def _count_states(self) -> tuple[int, int]:
         """Return how many states a history keeps: the last ones, for trails, and in all."""
-        game = self.with_players({role: next(iter(seats)) for role, seats in self.seats.items()})
-        state = jax.device_get(begin(game, jax.random.key(0))[1].state)
+        state = jax.device_get(begin(self.game, jax.random.key(0))[1].state)
         scene = self.scene(jax.tree.map(lambda leaf: np.stack([leaf] * 2), state))
         recent = scene.trail_length + 1
         paths = any(isinstance(mark, Lines) and mark.window is not None for mark in scene.marks)

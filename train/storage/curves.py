@@ -68,19 +68,15 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
         raise FileNotFoundError(f"folder = {folder}: {words}")
     configs = [curve.config for curve in curves if curve.config]
     names = dict.fromkeys(name for config in configs for name in config)
-    differ = [name for name in names if _differs(name, configs)]
+    is_param = lambda name: name.startswith("env_params.")  # noqa: E731
+    # sweeps do not record the parameters of custom environments that they do not set
+    known = {n: [own for own in configs if n in own or not is_param(n)] for n in names}
+    differ = [n for n, own in known.items() if any(c.get(n) != own[0].get(n) for c in own)]
     return [
         {"run": curve.run, "seed": curve.seed, **_plain(curve, differ), **row}
         for curve in sorted(curves, key=lambda own: (own.place, own.member or 0))
         for row in curve.rows
     ]
-
-
-def _differs(name: str, configs: list[Mapping[str, Any]]) -> bool:
-    """Return whether a field differs; parameters of custom environments may not be recorded."""
-    is_param = name.startswith("env_params.")
-    values = [own.get(name) for own in configs if name in own or not is_param]
-    return any(value != values[0] for value in values)
 
 
 def _plain(curve: _Curve, differ: list[str]) -> dict[str, Any]:
@@ -100,8 +96,7 @@ def _base_of(file: Path, total_env_steps: int | None) -> dict[str, Any]:
         total_env_steps: length of a run; None: as in the file.
     """
     asked = read_sweep(file.parent)
-    if total_env_steps is not None:
-        asked["config"]["total_env_steps"] = total_env_steps
+    asked["config"] |= {"total_env_steps": total_env_steps} if total_env_steps else {}
     try:
         return with_new_fields(asked)["config"]
     except (ValueError, TypeError) as error:
