@@ -11,7 +11,6 @@ from rich.text import Text
 
 from wdjax.console import table_console
 from wdjax.metric_names import EVALUATED, STANDARD_ERROR, policies_of, user_space
-from wdjax.named import announced
 from wdjax.tables import brief
 from wdjax.train import (
     PolicyConfig,
@@ -107,16 +106,14 @@ def with_env_params(fields: dict[str, Any]) -> dict[str, Any]:
     Environments of other packages are not imported, since comparing runs must not execute their
     code.
     """
-    name, prefix = fields["env"], "env_params."
-    if ":" in name or name in [entry.name for entry in announced("wdjax.envs")]:
-        return fields
+    prefix = "env_params."
     given = {
         path.removeprefix(prefix): value
         for path, value in fields.items()
         if path.startswith(prefix)
     }
     config = complete_env_params(
-        TrainConfig(env=name, policies={"": PolicyConfig()}, env_params=given)
+        TrainConfig(env=fields["env"], policies={"": PolicyConfig()}, env_params=given), False
     )
     return {**fields, **flat({"env_params": plain_config(config)["env_params"]})}
 

@@ -10,7 +10,7 @@ import yaml
 from wdjax.files import SWEEP_FILE, read_json, require_fields
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import in_env_steps
-from wdjax.train.config.trust import custom_modules, require_trusted
+from wdjax.train.config.trust import require_trusted
 from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import (
     SWEEP,
@@ -111,15 +111,14 @@ def read_switches(workdir: Path) -> object:
 def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a sweep.yaml with the configuration of a run.
 
-    It has the defaults of newer fields and of `env_params`, and schedules in env steps. Custom code
-    is not imported: then `env_params` stays the same.
+    It has the defaults of newer fields and of `env_params`, and schedules in env steps. No code
+    that it names is imported: `env_params` of other packages stay the same.
     """
     if "config" not in values:  # a study
         return dict(values)
     config = read_config(values["config"], imports=False)
-    if not custom_modules(config):
-        with contextlib.suppress(ValueError, TypeError, ImportError):  # unknown here
-            config = complete_env_params(config)
+    with contextlib.suppress(ValueError, TypeError, ImportError):  # registered elsewhere
+        config = complete_env_params(config, imports=False)
     return {**values, "config": plain_config(in_env_steps(config, config.total_env_steps))}
 
 
