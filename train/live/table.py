@@ -1,6 +1,7 @@
 """The environment and the players of `wdjax play`, shared by all pages, and its compiled step."""
 
 import functools
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -92,7 +93,8 @@ class Table:
         self.can_steer = type(self.env).steer is not Env.steer
         self.num_recent, self.num_kept = self._count_states()
         self._returns: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}  # by episode
-        self._worker = ThreadPoolExecutor(1, "wdjax-play")  # takes all steps
+        self._queue, self._device = threading.Lock(), threading.Lock()  # see `step`
+        self._worker = ThreadPoolExecutor(1, "wdjax-average")
 
     def role_of(self, agent: tuple[str, int]) -> str:
         """Return the name of the role of an agent (group, index)."""
@@ -156,7 +158,7 @@ class Table:
         return (sum(returns) / len(returns) if returns else None), len(returns)
 
     def close(self) -> None:
-        """End all games and evaluations after the current step."""
+        """Cancel evaluations, after the current step."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def step(self, game: Game, playing: tuple, visitor: Visitor) -> tuple[tuple, Moment]:
@@ -165,11 +167,13 @@ class Table:
         Steps of games and evaluations run one after the other, in the order of their calls: on a
         CPU, two programs at once take several times as long as in sequence.
         """
-        return self._worker.submit(self._step, game, playing, visitor).result()
-
-    def _step(self, game: Game, playing: tuple, visitor: Visitor) -> tuple[tuple, Moment]:
-        playing, moment = step(game, playing, visitor, self.greedy)
-        return playing, jax.device_get(moment)
+        with self._queue:
+            self._device.acquire()
+        try:
+            playing, moment = step(game, playing, visitor, self.greedy)
+            return playing, jax.device_get(moment)
+        finally:
+            self._device.release()
 
     def _evaluate(
         self,
@@ -181,7 +185,7 @@ class Table:
         """Take a step of an evaluation, and queue the next one; each episode adds its returns."""
         if playing is None:
             playing, _ = begin(game, jax.random.fold_in(jax.random.key(1), len(returns)))
-        playing, moment = self._step(game, playing, self.visitor(None, [], None))
+        playing, moment = self.step(game, playing, self.visitor(None, [], None))
         num_steps += 1
         if moment.over:
             returns.append(moment.returns)
