@@ -45,7 +45,7 @@ def hold_sweep(
     """
     file = workdir / SWEEP_FILE
     if make_folder(workdir, SWEEP, resume) and file.exists():
-        require_same(f"the sweep in {workdir}", read_sweep(workdir), asked)
+        require_same(f"the sweep in {workdir}", read_yaml(file), asked)
         stored = read_switches(workdir)
         require_same_switches(stored, f"the sweep in {workdir}")
         for warning in switch_warnings(stored):
@@ -114,7 +114,7 @@ def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     It has the defaults of newer fields and of `env_params`, and schedules in env steps. No code
     that it names is imported: `env_params` of other packages stay the same.
     """
-    if "config" not in values:  # a study
+    if "config" not in values:  # a study of Optuna
         return dict(values)
     config = read_config(values["config"], imports=False)
     with contextlib.suppress(ValueError, TypeError, ImportError):  # registered elsewhere
