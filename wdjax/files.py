@@ -88,18 +88,26 @@ def open_regular(
     raise ValueError(f"{path}: must be a regular file{size}")
 
 
-def is_locked(path: Path) -> bool | None:
-    """Return whether a process has locked a file by flock; None if the system has no such locks."""
+def try_lock(stream: IO[Any], shared: bool = False) -> bool | None:
+    """Lock an open file until it is closed, by flock.
+
+    Args:
+        stream: the file.
+        shared: whether others may hold shared locks of the file.
+
+    Returns:
+        Whether the file is locked; False if another process holds a lock, None if the system
+        (Windows, some network file systems) has no such locks.
+    """
     try:
         import fcntl
 
-        with open_regular(path) as stream:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return False
     except (OSError, ImportError):
         return None
-    return False
+    return True
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, errors: str = "strict") -> str:

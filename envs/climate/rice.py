@@ -380,8 +380,10 @@ class Rice(Env):
         n, heads = self.num_regions, len(self.nvec)
         saving, mitigation = evenly(DIGITS, self.levels), evenly("qwertyuiop", self.levels, 1)
         keys, share = saving | mitigation, f"0 to {100 - 100 // self.levels} % of the"
-        words = f"0 to {[*saving][-1]}: save {share} output. "
-        words += f"q to {[*mitigation][-1]}: avoid {share} emissions"
+        words = (
+            f"0 to {[*saving][-1]}: save {share} output. "
+            f"q to {[*mitigation][-1]}: avoid {share} emissions"
+        )
         if self.negotiation:
             keys |= {key: dict.fromkeys(range(heads - n, heads), i) for i, key in enumerate("za")}
             words += ". a: accept all proposals. z: accept none"

@@ -22,14 +22,14 @@ from wdjax.experiments.sweep.table import (
     spread,
     varied_fields,
 )
-from wdjax.files import SWEEP_FILE, is_locked, read_json, require_fields
+from wdjax.files import SWEEP_FILE, open_regular, read_json, require_fields, try_lock
 from wdjax.tables import html_table
 from wdjax.train.population.members import read_batches
 from wdjax.train.storage.sweep_folder import read_sweep
 from wdjax.yaml_reader import flat
 
 PLACES = {"grid": "groups", "search": "batches", "pbt": "population"}  # mode -> folder of records
-BEGUN = {True: "running", False: "stopped", None: "unfinished"}  # `is_locked` sweep.yaml -> status
+BEGUN = {False: "running", True: "stopped", None: "unfinished"}  # `try_lock` sweep.yaml -> status
 LABEL = 36  # characters of a label; longer ones are cut in legends
 UNIT = {"grid": "configuration", "search": "trial", "pbt": "member"}
 WORDS = (
@@ -106,7 +106,8 @@ def read_record(folder: Path) -> SweepRecord:
         rows[row["member"]].append(row)
     if not rows:
         raise ValueError(f"{folder} has nothing to report yet: no chunk is complete")
-    begun = BEGUN[is_locked(file)]
+    with open_regular(file) as stream:
+        begun = BEGUN[try_lock(stream, shared=True)]
     states = dict(_states(place, asked, begun))
     first = begun if begun == "stopped" else "waiting"  # status of members that have not begun
     trials = []
