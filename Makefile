@@ -89,8 +89,8 @@ $(BIN)/python:
 # The interpreter is an order-only prerequisite, because its date does not depend on the installed packages.
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c '$(CHECK_VERSION)'
-	@echo "==> installing wdjax$(if $(ACCELERATOR),[$(ACCELERATOR)]) into $(VENV): this takes minutes the first time"
-	@$(BIN)/python -m pip install --quiet --editable '.$(if $(ACCELERATOR),[$(ACCELERATOR)])'
+	@echo "==> installing wdjax[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))play] into $(VENV): this takes minutes the first time"
+	@$(BIN)/python -m pip install --quiet --editable '.[$(if $(ACCELERATOR),$(ACCELERATOR)$(comma))play]'
 	@touch $@
 
 # The development installation includes the other one.

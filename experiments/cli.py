@@ -30,7 +30,7 @@ except FileNotFoundError:
 import jax
 
 from wdjax.checks import did_you_mean, one_line, require
-from wdjax.console import Console, keep_output
+from wdjax.console import Console, keep_output, table_console
 from wdjax.lazy import no_garbage_collection
 from wdjax.named import find_modules_here
 from wdjax.signals import STOPPED
@@ -205,7 +205,7 @@ def list_all(arguments: list[str]) -> None:
 
     if arguments:
         raise ValueError(f"wdjax list takes no arguments, not {' '.join(arguments)}")
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = table_console(highlight=False)
     console.print("environments:", *list_envs(), sep="\n  ")
     console.print("  gymnax:NAME, jaxmarl:NAME, jumanji:NAME (if the library is installed)")
     console.print("presets:")

@@ -50,11 +50,28 @@ def test_keys_of_every_environment_are_legal_actions(name):
     for group in env.groups or ["agent"]:
         own = space[group].single if env.groups else space
         controls = env.controls(group, params)
+        assert controls.words  # in terms of the environment
         low, high = (own.low, own.high) if isinstance(own, Box) else (0, np.array(own.nvec) - 1)
         for key in (None, *controls.keys):
             row = np.array(controls.row([key] * (key is not None), controls.idle))
             assert row.size == max(1, int(np.prod(own.shape)))
             assert np.all((row >= np.ravel(low)) & (row <= np.ravel(high))), key
+
+
+@pytest.mark.parametrize(("name", "group", "pressed", "parts"), [
+    ("rice", "region", [], {0: 2, 1: 0}),  # 20 % of the output is saved at the start
+    ("rice", "region", ["5", "p", "a"], {0: 5, 1: 9, -27: 1, -1: 1, -28: 0}),
+    ("covid_economy", "state", ["0"], {0: 10}),
+    ("covid_economy", "state", ["7"], {0: 7}),
+    ("covid_economy", "state", ["7", "k"], {0: 0}),
+    ("covid_economy", "planner", ["9"], {0: 20}),
+    ("taxed_commons", "harvester", ["3"], {0: 3}),
+])  # fmt: skip
+def test_keys_of_decisions_are_held(name, group, pressed, parts):
+    env, params = wdjax.make(name, **({"negotiation": True} if name == "rice" else {}))
+    controls = env.controls(group, params)
+    row = controls.row([], controls.row(pressed, controls.idle))
+    assert {component: row[component] for component in parts} == parts
 
 
 @pytest.mark.parametrize("group", ["tagger", "runner"])

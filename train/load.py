@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wdjax.all_policies import for_each_policy
+from wdjax.all_policies import for_each_policy, named_as_changed
 from wdjax.checks import require, require_known
 from wdjax.files import write_text
 from wdjax.train.config.reading import set_dotted
@@ -123,9 +123,10 @@ def _changed(
         if isinstance(raw.get(block), Mapping)
     }
     raw = {**raw, **before}
-    changes = dict(_flat_changes(for_each_policy(changes, raw.get("policies") or ())))
+    policies, typed = list(raw.get("policies") or ()), changes
+    changes = dict(_flat_changes(for_each_policy(changes, policies)))
     for name, value in changes.items():
-        inside = policy_fields(name, raw.get("policies") or ())
+        inside = policy_fields(name, policies)
         if inside and name not in TrainConfig.__dataclass_fields__:
             raise ValueError(
                 f"unknown field {name}: did you mean {' or '.join(map(repr, inside))}?"
@@ -139,8 +140,9 @@ def _changed(
                 name: without_old_options(f"{block}.{name}", own, old.get(name), changes)
                 for name, own in after.items()
             }
-    config = read_config(raw)
-    validate(config)
+    with named_as_changed(typed, policies):
+        config = read_config(raw)
+        validate(config)
     return config
 
 

@@ -1,6 +1,7 @@
 """Names of the fields of every policy: "policies.all.FIELD"."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 ALL = "policies.all."  # begins the name of a field of every policy
 
@@ -17,3 +18,16 @@ def for_each_policy(changes: Mapping[str, object], policies: Iterable[str]) -> d
         fields = [f"policies.{policy}.{name.removeprefix(ALL)}" for policy in names]
         found |= dict.fromkeys(fields if several else [name], value)
     return found
+
+
+@contextlib.contextmanager
+def named_as_changed(changes: Collection[str], policies: Collection[str]) -> Iterator[None]:
+    """Let errors name "policies.all.FIELD" in place of this field of the first policy."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        for name in changes:
+            for first in list(for_each_policy({name: 0}, policies))[:1]:
+                if first not in changes:
+                    error.args = (str(error).replace(first, name),)
+        raise

@@ -45,6 +45,11 @@ def show(text: Any) -> None:
     print(printable(text), flush=True)
 
 
+def table_console(**options: Any) -> "Console":
+    """Return a console for tables, which are 160 columns wide where the output is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160, **options)
+
+
 class Console(rich.console.Console):
     """Rich console without markup and emoji codes, with control characters escaped."""
 

@@ -39,6 +39,9 @@ class Controls:
     """whether the environment waits for a key before each step"""
     speed: float = 1.0
     """initial speed, as a multiple of `Env.frames_per_second`"""
+    words: str = ""
+    """effect of the keys in terms of the environment, for the page: "1 to 9: fish to catch";
+    empty: the page lists the keys"""
 
     def __post_init__(self):
         for key, parts in self.keys.items():
@@ -101,11 +104,14 @@ def default_controls(space: Discrete | MultiDiscrete | Box) -> Controls:
     (size,) = sizes
     if size <= 3:
         return Controls(_arrows([(0, size - 1)]), [size // 2 if size == 3 else 0], size == 2)
-    digits = DIGITS[: min(size, len(DIGITS))]
-    choices = np.round(np.linspace(0, size - 1, len(digits))).tolist()
-    return Controls(
-        {key: {0: choice} for key, choice in zip(digits, choices, strict=True)}, [0], True
-    )
+    return Controls(evenly(DIGITS, size), [0], True)
+
+
+def evenly(keys: str, size: int, component: int = 0) -> dict[str, dict[int, float]]:
+    """Return keys that set a component to evenly spaced choices, from 0 to size - 1."""
+    keys = keys[:size]
+    choices = np.round(np.linspace(0, size - 1, len(keys))).tolist()
+    return {key: {component: choice} for key, choice in zip(keys, choices, strict=True)}
 
 
 def _arrows(ends: Sequence[tuple[float, float]]) -> dict[str, dict[int, float]]:

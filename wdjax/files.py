@@ -88,6 +88,28 @@ def open_regular(
     raise ValueError(f"{path}: must be a regular file{size}")
 
 
+def try_lock(stream: IO[Any], shared: bool = False) -> bool | None:
+    """Lock an open file until it is closed, by flock.
+
+    Args:
+        stream: the file.
+        shared: whether others may hold shared locks of the file.
+
+    Returns:
+        Whether the file is locked; False if another process holds a lock, None if the system
+        (Windows, some network file systems) has no such locks.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (OSError, ImportError):
+        return None
+    return True
+
+
 def read_text(path: str | Path, most: int = MOST_BYTES, errors: str = "strict") -> str:
     """Return the UTF-8 text of a regular file; raises the errors of `open_regular`."""
     with open_regular(path, "r", most, encoding="utf8", errors=errors) as stream:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wdjax.controls import Controls
 from wdjax.env import Env, require_action
 
 StateT = TypeVar("StateT")
@@ -21,6 +22,7 @@ class ClassicControl(Env, Generic[StateT]):
     """
 
     cheap_reset: ClassVar[bool] = True
+    key_words: ClassVar[str] = "←: push left. →: push right"
 
     @abc.abstractmethod
     def start(self, key: jax.Array) -> StateT:
@@ -42,6 +44,10 @@ class ClassicControl(Env, Generic[StateT]):
         """Return the first observation and the state drawn by `start`."""
         state = self.start(key)
         return self.observe(state, params), state
+
+    def controls(self, group: str, params: Any) -> Controls:
+        """Return the default controls, explained by `key_words`."""
+        return dataclasses.replace(super().controls(group, params), words=self.key_words)
 
     def step(
         self, key: jax.Array, state: StateT, action: jax.Array, params: Any

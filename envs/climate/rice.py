@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wdjax.checks import MANY, require, require_bool, require_integer
+from wdjax.controls import DIGITS, Controls, evenly
 from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.climate import economy
 from wdjax.envs.climate.calibration import published
@@ -373,5 +374,20 @@ class Rice(Env):
 
     def action_space(self, params: Params) -> Dict:
         return Dict({REGION: MultiDiscrete(self.nvec).batch(self.num_regions)})
+
+    def controls(self, group: str, params: Params) -> Controls:
+        """Return controls: digits set the saving rate, and the letters below them mitigation."""
+        n, heads = self.num_regions, len(self.nvec)
+        saving, mitigation = evenly(DIGITS, self.levels), evenly("qwertyuiop", self.levels, 1)
+        keys, share = saving | mitigation, f"0 to {100 - 100 // self.levels} % of the"
+        words = (
+            f"0 to {[*saving][-1]}: save {share} output. "
+            f"q to {[*mitigation][-1]}: avoid {share} emissions"
+        )
+        if self.negotiation:
+            keys |= {key: dict.fromkeys(range(heads - n, heads), i) for i, key in enumerate("za")}
+            words += ". a: accept all proposals. z: accept none"
+        idle = [self.levels // 5, *[0] * (heads - 1)]
+        return Controls(keys, idle, holds=True, speed=0.25, words=words)
 
     scene = drawn_by("wdjax.envs.climate.drawing:world_scene")

@@ -21,6 +21,7 @@ import numpy as np
 from flax import struct
 
 from wdjax.checks import MANY, require, require_finite, require_integer, require_not_negative
+from wdjax.controls import DIGITS, Controls, evenly
 from wdjax.env import Env, drawn_by, require_action
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete
 
@@ -257,5 +258,16 @@ class TaxedCommons(Env):
         return Dict(
             {"harvester": harvester.batch(self.num_harvesters), "planner": planner.batch(1)}
         )
+
+    def controls(self, group: str, params: Params) -> Controls:
+        """Return controls: digits set the catch of a harvester, or the tax of the planner."""
+        top, what = (
+            (self.num_levels - 1, "tax level, set in council steps")
+            if group == "planner"
+            else (self.max_catch, "fish to catch per day")
+        )
+        keys = evenly(DIGITS, top + 1)
+        words = f"0 to {max(keys)}: {what} (0 to {top})"
+        return Controls(keys, [0], holds=True, speed=0.2, words=words)
 
     scene = drawn_by("wdjax.envs.commons.drawing:commons_scene")

@@ -24,6 +24,7 @@ from wdjax.checks import (
     require_not_negative,
     require_positive,
 )
+from wdjax.controls import DIGITS, Controls, evenly
 from wdjax.env import Env, drawn_by, require_action
 from wdjax.envs.covid.calibration import (
     BETA_DELAY,
@@ -358,6 +359,16 @@ class CovidEconomy(Env):
                 "planner": Discrete(self.num_subsidy_levels + 1).batch(1),
             }
         )
+
+    def controls(self, group: str, params: Params) -> Controls:
+        """Return controls: digits set the level of a state, or the subsidy of the planner."""
+        if group == "planner":
+            keys = evenly(DIGITS, self.num_subsidy_levels + 1)
+            words = f"0 to {max(keys)}: subsidy (set every {params.subsidy_interval} days)"
+            return Controls(keys, [0], holds=True, speed=0.25, words=words)
+        keys = {str(level % 10): {0: level} for level in range(1, NUM_LEVELS + 1)}
+        words = "1 to 9, 0: stringency from open (1) to closed (0 is level 10). k: keep the level"
+        return Controls(keys | {"k": {0: 0}}, [0], holds=True, speed=0.25, words=words)
 
     scene = drawn_by("wdjax.envs.covid.drawing:map_scene")
 

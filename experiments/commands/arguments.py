@@ -8,7 +8,6 @@ import functools
 import io
 import itertools
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from wdjax.checks import one_line, require
-from wdjax.console import Console
+from wdjax.console import table_console
 from wdjax.tables import brief
 from wdjax.train import (
     Fraction,
@@ -208,7 +207,7 @@ def show_warp_drive(preset: str) -> None:
     for own in run.settings:
         value = f"{brief(own.value)}{' (default)' * own.is_default}"
         table.add_row(*map(Text, (own.name, value, own.status, own.effect)))
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+    table_console(highlight=False).print(table)
 
 
 def require_run(command: str, arguments: Sequence[str]) -> None:

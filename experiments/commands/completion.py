@@ -1,6 +1,9 @@
 """wdjax completion: a completion script for shells."""
 
+import itertools
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from wdjax.experiments.commands.help import panels_by_tyro
@@ -16,10 +19,15 @@ SCRIPT = """\
 # zsh: first run autoload -U bashcompinit && bashcompinit.
 _wdjax() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} words
+{shared}
     case ${{COMP_CWORD}}:${{COMP_WORDS[1]}}:${{COMP_WORDS[2]}}:$word in
         1:*) words="{commands}" ;;
 {cases}
         2:train:*|2:sweep:*|2:play:*|*:diff:*) words="{presets}" ;;
+    esac
+    case ${{COMP_WORDS[1]}}:$word in
+        train:-*) words="$run $words" ;;
+        sweep:-*) words="$sweep $words" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
@@ -36,6 +44,7 @@ TRAIN_ONLY = {
     f"--{start}{name.replace('_', '-')}"
     for name in TrainArguments.__dataclass_fields__ for start in ("", "no-")
 }  # fmt: skip
+BLOCK = re.compile(r"(--(?:policies\.[^.]+\.|teams\.[^.]+\.|env-params\.|))(.+)")
 
 
 def completion(arguments: list[str]) -> None:
@@ -44,20 +53,37 @@ def completion(arguments: list[str]) -> None:
 
     if arguments:
         raise ValueError(f"wdjax completion takes no arguments, not {' '.join(arguments)}")
-    flags = {}
-    sweep = flags_of_class(SweepArguments)
+    variables: dict[str, str] = {}  # names of fields -> variable: many presets share them
+    cases: dict[str, str] = defaultdict(str)
+    run: list[str] = []
     for preset in list_presets():
         _, default = of_preset(preset, [])
-        own = flags_of_class(TrainArguments, default=default)
-        flags[f"train:{preset}"] = own
-        flags[f"sweep:{preset}"] = [*sweep, *(flag for flag in own if flag not in TRAIN_ONLY)]
-    flags |= {f"{name}:*": flags_of_class(cls) for name, cls in CLASSES.items()}
-    cases = "\n".join(
-        f'        *:{case}:-*) words="{" ".join(dict.fromkeys(words))}" ;;'
-        for case, words in flags.items()
-    )
-    presets, commands = " ".join(list_presets()), " ".join(COMMANDS)
-    print(SCRIPT.format(commands=commands, presets=presets, cases=cases))
+        flags = flags_of_class(TrainArguments, default=default)
+        run = [flag for flag in flags if flag in TRAIN_ONLY]
+        case = f"*:train:{preset}:-*|*:sweep:{preset}:-*"
+        for block, names in blocks_of(flags).items():
+            variable = variables.setdefault(" ".join(["", *names]), f"f{len(variables)}")
+            cases[case] += f"${{{variable}// / {block}}}"
+    own = {name: " ".join(dict.fromkeys(flags_of_class(cls))) for name, cls in CLASSES.items()}
+    variables |= {" ".join(run): "run", own.pop("sweep"): "sweep"}
+    cases |= {f"*:{name}:*:-*": words for name, words in own.items()}
+    script = SCRIPT.format(
+        shared="\n".join(f'    local {name}="{words}"' for words, name in variables.items()),
+        cases="\n".join(f'        {case}) words="{words}" ;;' for case, words in cases.items()),
+        presets=" ".join(list_presets()), commands=" ".join(COMMANDS),
+    )  # fmt: skip
+    print(script)
+
+
+def blocks_of(flags: Iterable[str]) -> dict[str, list[str]]:
+    """Return the fields among flags: start of their names -> rest; with `policies.all`."""
+    blocks: dict[str, list[str]] = defaultdict(list)
+    for flag in dict.fromkeys(flags):
+        if flag not in TRAIN_ONLY and (match := BLOCK.fullmatch(flag)):
+            blocks[match[1]].append(match[2])
+    policies = [names for block, names in blocks.items() if block.startswith("--policies.")]
+    every = list(dict.fromkeys(itertools.chain(*policies)))
+    return {"--policies.all.": every, **blocks}
 
 
 def flags_of_class(cls: type, **options: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from wdjax.console import Console
+from wdjax.console import table_console
 from wdjax.metric_names import EVALUATED, STANDARD_ERROR, policies_of, user_space
-from wdjax.named import announced
 from wdjax.tables import brief
 from wdjax.train import (
     PolicyConfig,
@@ -37,7 +35,7 @@ def diff(arguments: list[str]) -> None:
         raise ValueError(
             "wdjax diff takes two runs, presets or YAML files, such as: wdjax diff runs/a runs/b"
         )
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = table_console(highlight=False)
     fields = [fields_of(run) for run in arguments]
     if fields[0]["env"] == fields[1]["env"]:  # else every env_param would be listed
         with contextlib.suppress(
@@ -108,16 +106,14 @@ def with_env_params(fields: dict[str, Any]) -> dict[str, Any]:
     Environments of other packages are not imported, since comparing runs must not execute their
     code.
     """
-    name, prefix = fields["env"], "env_params."
-    if ":" in name or name in [entry.name for entry in announced("wdjax.envs")]:
-        return fields
+    prefix = "env_params."
     given = {
         path.removeprefix(prefix): value
         for path, value in fields.items()
         if path.startswith(prefix)
     }
     config = complete_env_params(
-        TrainConfig(env=name, policies={"": PolicyConfig()}, env_params=given)
+        TrainConfig(env=fields["env"], policies={"": PolicyConfig()}, env_params=given), False
     )
     return {**fields, **flat({"env_params": plain_config(config)["env_params"]})}
 

@@ -5,12 +5,11 @@
 --policies.all.learning-rate 1e-3,3e-3  several values, in a sweep
 """
 
-import difflib
 from collections.abc import Collection, Sequence
 
 from wdjax import all_policies
 from wdjax.checks import require
-from wdjax.train import TrainConfig
+from wdjax.train.storage.fields import Fields
 
 
 def flags_with_values(arguments: Sequence[str]) -> list[list[str]]:
@@ -40,10 +39,6 @@ def as_typed(message: str, arguments: Sequence[str], policies: Collection[str]) 
         each = for_each_policy(typed, policies)
         if each != typed and ", ".join(each) in message:
             message = message.replace(", ".join(each), ", ".join(typed))
-            first, field = (own[0].removeprefix("--").split("=")[0] for own in (each, typed))
-            message = message.replace(
-                f"field {first.replace('-', '_')}", f"field {field.replace('-', '_')}"
-            )
     return message
 
 
@@ -58,23 +53,15 @@ def as_settings(arguments: Sequence[str], options: Collection[str]) -> list[str]
         ValueError: for a field without a value, or a flag that is neither an option nor a field.
     """
     found: list[str] = []
+    fields = Fields()
     for flag, *values in flags_with_values(arguments):
         name, _, first = flag.removeprefix("--").partition("=")
         if not flag.startswith("--") or name.replace("-", "_") in options:
             found += [flag, *values]
             continue
         text = " ".join([*[first] * bool(first), *values])
-        if not text:
-            _require_field(name, options)
+        if not text and "." not in name and fields.find(name, options) not in fields.known:
+            raise ValueError(f"{flag} is not an option of wdjax sweep (see --help)")
         require(text, flag, text, "followed by VALUE or VALUE,VALUE")
         found += ["--set", f"{name}={text}"]
     return found
-
-
-def _require_field(name: str, options: Collection[str]) -> None:
-    """Raise ValueError for a name without dots that is not a field of TrainConfig."""
-    fields = TrainConfig.__dataclass_fields__
-    if "." not in name and name.replace("-", "_") not in fields:
-        near = difflib.get_close_matches(name.replace("-", "_"), [*options, *fields], 1, cutoff=0.7)
-        closest = f": did you mean --{near[0].replace('_', '-')}?" if near else " (see --help)"
-        raise ValueError(f"--{name} is not an option of wdjax sweep{closest}")

@@ -1,7 +1,6 @@
 """wdjax eval, render and export."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import jax
 import tyro
 
 from wdjax.checks import require
-from wdjax.console import Console, show
+from wdjax.console import Console, show, table_console
 from wdjax.experiments.commands.arguments import (
     File,
     Modules,
@@ -157,7 +156,7 @@ def evaluate(arguments: list[str]) -> None:
     )
     for file in parsed.output:  # before printing, which `| head` may cut off
         write_matrix(file, roles, rows)
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = table_console()
     console.print(title, soft_wrap=True, highlight=False)
     for table in matrix_tables(cells, rows):
         console.print(table)

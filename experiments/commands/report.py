@@ -34,7 +34,7 @@ from wdjax.experiments.commands.diff import (
     last_metrics,
 )
 from wdjax.experiments.commands.matrix import matrix_tables, other_params
-from wdjax.experiments.report.curves import BAND, Row, draw_panels
+from wdjax.experiments.report.curves import BAND, SUMMED, Row, draw_panels
 from wdjax.experiments.report.page import Section, folded, of_terminal, page
 from wdjax.experiments.report.sweeps import UNIT, of_settings, of_trials, read_record
 from wdjax.files import SWEEP_FILE, write_text
@@ -126,7 +126,7 @@ def of_sweep(parsed: ReportArguments, folders: Sequence[Path]) -> tuple[str, lis
             require_numbers(f"{folders[0]}, {UNIT[record.asked['mode']]} {trial.number}", own)
     groups, env = record.groups(), record.asked["config"]["env"]
     begun = sum(any(own.runs) for own in record.trials)
-    curves = of_curves(groups)
+    curves = of_curves(groups, SUMMED)
     if len(groups) < begun:
         words = f"Best {len(groups)} of {begun} by final value. {curves.words}"
         curves = dataclasses.replace(curves, words=words)
@@ -259,15 +259,15 @@ def of_results(names: Sequence[str], folders: Sequence[Path]) -> Section:
     return Section("Results", table, words)
 
 
-def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]]) -> Section:
-    """Draw learning curves."""
+def of_curves(groups: Mapping[str, Sequence[Sequence[Row]]], unit: str = "") -> Section:
+    """Draw learning curves; `unit` as for `draw_panels`."""
     several = any(len(runs) > 1 for runs in groups.values())
     words = (
         "Solid lines: training episodes with sampled actions. Dots with dashed lines: "
         "evaluations on whole episodes "
         f"from fresh starts.{f' Several seeds: interquartile mean; {BAND}.' if several else ''}"
     )
-    panels = "".join(f"<div>{svg}</div>" for svg in draw_panels(groups))
+    panels = "".join(f"<div>{svg}</div>" for svg in draw_panels(groups, unit))
     return Section("Curves", f'<div class="panels">{panels}</div>', words)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +10,9 @@ from typing import Annotated, Any
 import jax
 import tyro
 
+from wdjax.all_policies import named_as_changed
 from wdjax.checks import require
-from wdjax.console import Console, show
+from wdjax.console import show, table_console
 from wdjax.experiments.auto_scale import auto_scale, trial_table, what_changes
 from wdjax.experiments.cli import IN_A_MINUTE, cost_of, import_trainer, program
 from wdjax.experiments.commands.arguments import (
@@ -27,7 +27,7 @@ from wdjax.experiments.commands.arguments import (
 from wdjax.experiments.commands.diff import CONFIG, fields_of
 from wdjax.experiments.commands.dry_run import dry_run
 from wdjax.experiments.commands.help import SCREEN, help_text, help_topic, panels_by_tyro
-from wdjax.experiments.commands.overrides import as_typed, for_each_policy
+from wdjax.experiments.commands.overrides import as_typed, flags_with_values, for_each_policy
 from wdjax.kernels.backend import on_cpu
 from wdjax.lazy import no_garbage_collection
 from wdjax.signals import STOPPED
@@ -128,18 +128,18 @@ def train(arguments: list[str]) -> None:
 
 
 def next_commands(config: TrainConfig, workdir: Path, pictures: bool) -> str:
-    """Return the shell commands that evaluate, render and report a run, with --trust if needed.
+    """Return the shell commands that evaluate, show and play a run, with --trust if needed.
 
     Args:
         config: configuration of the run.
         workdir: folder of the run.
-        pictures: whether the run drew pictures. If it did without episode.gif, it cannot be
-            rendered.
+        pictures: whether the run drew pictures. If it did without episode.gif, it has no
+            drawing.
     """
     run = f"./{workdir}" if str(workdir).startswith(("-", "reference:")) else str(workdir)
     trusting = [word for module in custom_modules(config) for word in ("--trust", module)]
     drawn = not pictures or (workdir / "episode.gif").exists()
-    commands = ["eval", *["render"] * drawn, "report"]
+    commands = ["eval", *["render"] * drawn, "report", *["play"] * drawn]
     return " && ".join(shlex.join([program(), command, run, *trusting]) for command in commands)
 
 
@@ -156,13 +156,16 @@ def with_flags(
 ) -> TrainArguments:
     """Return the default arguments changed by flags; raise ValueError or TypeError for bad ones."""
     typed, changes = changes, for_each_policy(changes, raw.policies)
-    try:
-        parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
-    except ValueError as error:
-        raise ValueError(as_typed(str(error), typed, raw.policies)) from None
-    parsed = dataclasses.replace(parsed, config=with_told_env_params(parsed.config, raw, changes))
-    change_config(parsed.config)  # validates it
-    return parsed
+    flags = [words[0].removeprefix("--").partition("=")[0] for words in flags_with_values(typed)]
+    fields = [flag.replace("-", "_") for flag in flags]
+    with named_as_changed(fields, raw.policies):
+        try:
+            parsed = parse(TrainArguments, f"wdjax train {preset}", changes, default=default)
+        except ValueError as error:
+            raise ValueError(as_typed(str(error), typed, raw.policies)) from None
+        config = with_told_env_params(parsed.config, raw, changes)
+        change_config(config)  # validates it
+    return dataclasses.replace(parsed, config=config)
 
 
 def cost_of_large(path: Path, raw: TrainConfig, parsed: TrainArguments) -> str:
@@ -238,6 +241,6 @@ def scaled(parsed: TrainArguments) -> TrainConfig:
         "--auto-scale: measuring run sizes. Each is compiled, then run for about 1 s.", flush=True
     )
     found, trials = auto_scale(parsed.config, parsed.auto_scale_rollout)
-    Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials, found))
+    table_console().print(trial_table(trials, found))
     show(what_changes(parsed.config, found))
     return found

@@ -33,6 +33,7 @@ BAND = (
     "fewer than four seeds)"
 )
 SPEED = "training speed [env steps/s]"
+SUMMED = "sum over its agents"  # members of a sweep do not record their number: see `summed_over`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ def pooled(runs: Sequence[Sequence[Row]], field: str) -> Curve | None:
     return Curve(steps, middle, low, high, len(arrays))
 
 
-def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
+def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]], unit: str = "") -> list[str]:
     """Return the panels of a page as SVG.
 
     One configuration has a line for each policy. Several have a panel for each policy, with a line
@@ -82,13 +83,14 @@ def draw_panels(groups: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
 
     Args:
         groups: configuration -> the rows of each of its runs, at least one per run.
+        unit: unit of returns after "reward"; "": `summed_over` the first rows.
     """
     several = len(groups) > 1
     found: dict[str, dict[str, str]] = {}
     all_rows = [rows for runs in groups.values() for rows in runs]
     policies = policies_of(all_rows[0][0])
     units = {summed_over(rows[0]) for rows in all_rows}
-    unit = units.pop() if len(units) == 1 else "sum over agents"
+    unit = unit or (units.pop() if len(units) == 1 else "sum over agents")
     for rows in all_rows:
         shown = quantities(rows, unit) | {SPEED: {"": "env_steps_per_second"}}
         for label, curves in shown.items():
@@ -184,8 +186,7 @@ def write_curves(
             for label, curve in curves
             if curve is not None
         ]
-        # members of a sweep do not record their number of agents: see `summed_over`
-        unit = "\n[reward, sum over its agents]" if metric.endswith("/episode_return") else ""
+        unit = f"\n[reward, {SUMMED}]" if metric.endswith("/episode_return") else ""
         interval = f", IQM and {LEVEL:.0%} interval" if any(bands) else ""
         axes.set_ylabel(f"{metric}{unit}{interval}")
         count_env_steps(axes)

@@ -13,19 +13,30 @@ from wdjax.checks import require_integer, require_known
 from wdjax.experiments.report.page import Section, folded
 from wdjax.experiments.sweep.driver import read_rows
 from wdjax.experiments.sweep.members import MOST_SEEDS, Point, Row
-from wdjax.experiments.sweep.table import MOST_CURVES, last_known, point_words, rank, short_value
-from wdjax.files import SWEEP_FILE, read_json, require_fields
+from wdjax.experiments.sweep.table import (
+    MOST_CURVES,
+    last_known,
+    point_words,
+    rank,
+    short_value,
+    spread,
+    varied_fields,
+)
+from wdjax.files import SWEEP_FILE, open_regular, read_json, require_fields, try_lock
 from wdjax.tables import html_table
 from wdjax.train.population.members import read_batches
-from wdjax.yaml_reader import flat, read_yaml
+from wdjax.train.storage.sweep_folder import read_sweep
+from wdjax.yaml_reader import flat
 
 PLACES = {"grid": "groups", "search": "batches", "pbt": "population"}  # mode -> folder of records
+BEGUN = {False: "running", True: "stopped", None: "unfinished"}  # `try_lock` sweep.yaml -> status
 LABEL = 36  # characters of a label; longer ones are cut in legends
 UNIT = {"grid": "configuration", "search": "trial", "pbt": "member"}
 WORDS = (
     "final: last known value in training; best: highest value of a chunk in training; both are the "
     "mean ± sample standard deviation over seeds; the return of a policy is the sum over its agents"
 )
+STOPPED = "The sweep was stopped: continue with the same command and --resume. "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Trial:
     number: int
     values: Point  # in a population the current ones
     runs: tuple[tuple[Row, ...], ...]  # rows of each seed, empty before the first chunk
-    status: str  # waiting, unfinished, complete, pruned or bad numbers
+    status: str  # waiting, running, stopped, unfinished, complete, pruned or bad numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +65,6 @@ class SweepRecord:
         metric = self.asked.get("metric")
         return [metric] if metric else [f"{name}/episode_return" for name in trained or policies]
 
-    @property
-    def varied(self) -> list[str]:
-        """The fields that differ between trials."""
-        names = dict.fromkeys(name for trial in self.trials for name in trial.values)
-        firsts = self.trials[0].values if self.trials else {}
-        return [
-            name
-            for name in names
-            if any(own.values.get(name) != firsts.get(name) for own in self.trials)
-        ]
-
     def ranked(self) -> list[Trial]:
         """Return the trials, the best ones by the first metric first (see `rank`)."""
 
@@ -78,7 +78,8 @@ class SweepRecord:
         """Return label -> rows of each seed of the best trials, at most one per color."""
         drawn = [own for own in self.ranked() if any(own.runs)][:MOST_CURVES]
         unit, by_values = UNIT[self.asked["mode"]], self.asked["mode"] != "pbt"
-        words = [point_words(own.values, self.varied) for own in drawn]
+        varied = varied_fields(self.trials)
+        words = [point_words(own.values, varied) for own in drawn]
         plain = by_values and len(set(words)) == len(words) and max(map(len, words)) <= LABEL
         labels = words if plain else [f"{unit} {own.number}" for own in drawn]
         return {
@@ -94,12 +95,9 @@ def read_record(folder: Path) -> SweepRecord:
         ValueError: if sweep.yaml is damaged, or no chunk is complete.
     """
     file = folder / SWEEP_FILE
-    asked = read_yaml(file)
-    require_fields(file, asked, mode=str, config=dict)
-    require_fields(file, asked["config"], env=str, policies=dict)
-    policies = asked["config"]["policies"]
-    require_fields(file, policies, **dict.fromkeys(policies, dict))
-    require_fields(file, {"metric": "", "halving": {}, **_given(asked)}, metric=str, halving=dict)
+    asked = read_sweep(folder)
+    found = {"metric": "", "halving": {}, **_given(asked)}
+    require_fields(file, found, mode=str, metric=str, halving=dict)
     mode, place = asked["mode"], folder / PLACES.get(asked["mode"], "")
     require_known(f"mode in {file}", mode, PLACES)
     rows: dict[int, list[Row]] = defaultdict(list)
@@ -108,13 +106,16 @@ def read_record(folder: Path) -> SweepRecord:
         rows[row["member"]].append(row)
     if not rows:
         raise ValueError(f"{folder} has nothing to report yet: no chunk is complete")
-    states = dict(_states(place, asked))
+    with open_regular(file) as stream:
+        begun = BEGUN[try_lock(stream, shared=True)]
+    states = dict(_states(place, asked, begun))
+    first = begun if begun == "stopped" else "waiting"  # status of members that have not begun
     trials = []
     for number, values, members in _trials(folder, asked, rows):
         runs = tuple(tuple(rows[member]) for member in members)
-        now = {states.get(member, "waiting") for member in members}
+        now = {states.get(member, first) for member in members}
         bad = any(own and own[-1].get("bad_numbers") for own in runs)
-        status = "bad numbers" if bad else now.pop() if len(now) == 1 else "unfinished"
+        status = "bad numbers" if bad else now.pop() if len(now) == 1 else begun
         trials.append(Trial(number, values, runs, status))
     return SweepRecord(folder.resolve().name, asked, trials)
 
@@ -154,8 +155,14 @@ def _trials(
             yield number, values, members
 
 
-def _states(folder: Path, asked: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield (member, status) of all members that have begun; later ones replace earlier ones."""
+def _states(folder: Path, asked: Mapping[str, Any], begun: str) -> Iterator[tuple[int, str]]:
+    """Yield (member, status) of all members that have begun; later ones replace earlier ones.
+
+    Args:
+        folder: folder of the records.
+        asked: content of sweep.yaml.
+        begun: status of members that are not complete.
+    """
     rungs = (asked.get("halving") or {}).get("rungs", 0) if asked["mode"] == "search" else 0
     found = []
     for place, content in sorted(read_batches(folder), key=lambda own: own[0]):
@@ -165,7 +172,7 @@ def _states(folder: Path, asked: Mapping[str, Any]) -> Iterator[tuple[int, str]]
         found.append((batch, rung, numbers, (place / "finished").exists()))
     newest = {batch: max(own[1] for own in found if own[0] == batch) for batch, *_ in found}
     for batch, rung, numbers, finished in found:
-        ended = "complete" if finished and rung == rungs else "unfinished"
+        ended = "complete" if finished and rung == rungs else begun
         status = "pruned" if asked["mode"] == "search" and rung < newest[batch] else ended
         yield from ((number, status) for number in numbers)
 
@@ -182,17 +189,9 @@ def bests(trial: Trial, metric: str) -> list[float]:
     return [max(values) for values in known if values]
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the mean ± sample standard deviation of values over seeds."""
-    if not values:
-        return "-"
-    deviation = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{deviation}"
-
-
 def of_trials(record: SweepRecord) -> Section:
     """Show the trials: settings, seeds, env steps, final and best values, and status."""
-    names, unit, metrics = record.varied, UNIT[record.asked["mode"]], record.metrics
+    names, unit, metrics = varied_fields(record.trials), UNIT[record.asked["mode"]], record.metrics
     header = [unit, *(name.removeprefix("policies.") for name in names), "seeds", "env steps"]
     header += [f"{which} {metric}" for metric in metrics for which in ("final", "best")]
     table = []
@@ -205,7 +204,8 @@ def of_trials(record: SweepRecord) -> Section:
         table.append([own.number, *values, seeds, steps, *cells, own.status])
     states = [own.status for own in record.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return Section("Trials", html_table(table, [*header, "status"]), f"{counts}. {WORDS}")
+    more = STOPPED if "stopped" in states else ""
+    return Section("Trials", html_table(table, [*header, "status"]), f"{counts}. {more}{WORDS}")
 
 
 def of_settings(record: SweepRecord) -> Section:

@@ -78,10 +78,11 @@ def read_table(workdir: str | Path) -> list[Row]:
     return read_metrics(Path(workdir) / "table.jsonl")
 
 
-def varied_fields(members: Sequence[Member]) -> list[str]:
-    """Return the fields that differ between members."""
-    first = members[0].values
-    return [name for name in first if any(member.values[name] != first[name] for member in members)]
+def varied_fields(members: Sequence[Any]) -> list[str]:
+    """Return the fields whose values differ between members, or between trials of a report."""
+    values = [member.values for member in members]
+    names = dict.fromkeys(name for own in values for name in own)
+    return [name for name in names if any(own.get(name) != values[0].get(name) for own in values)]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -107,6 +108,14 @@ def short_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def spread(values: Sequence[float]) -> str:
+    """Return the mean ± sample standard deviation of values over seeds."""
+    if not values:
+        return "-"
+    deviation = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{deviation}"
+
+
 def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
     """Return the table that is printed for a grid: scores of the best points over seeds."""
     names = varied_fields(members)
@@ -125,7 +134,7 @@ def point_table(members: Sequence[Member], table: Sequence[Row]) -> Table:
         better = probability_of_improvement(np.array(scores[best[0]]), found)
         printed.add_row(
             *(short_value(values[point][name]) for name in names),
-            f"{found.mean():.2f}" + (f" ± {found.std(ddof=1):.2f}" if len(found) > 1 else ""),
+            spread(scores[point]),
             f"{middle:.4g} " + ("[-]" if np.isnan(low) else f"[{low:.4g}, {high:.4g}]"),
             "" if point == best[0] else f"{better:.2f}",
             str(len(found)),

@@ -115,7 +115,8 @@ def test_diff_omits_defaults_of_a_missing_policy():
 
 def test_completion_in_a_shell(capsys, tmp_path):
     main(["completion"])
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "script").write_text(script := capsys.readouterr().out)
+    assert len(script) < 30_000
 
     def completed(*words):
         line = (
@@ -141,6 +142,11 @@ def test_completion_in_a_shell(capsys, tmp_path):
     assert completed("sweep", "tag_small", "--pbt-e") == ["--pbt-every-updates", "--pbt-every"]
     assert completed("sweep", "tag_small", "--dry") == []  # an option of wdjax train
     assert completed("sweep", "mine.yaml", "--sea") == ["--search"]  # once
+    for command in ("train", "sweep"):
+        assert completed(command, "tag_small", "--policies.all.cl") == ["--policies.all.clip"]
+        assert completed(command, "cartpole", "--policies.all.clip") == []
+        assert completed(command, "rice", "--env-s") == ["--env-schedules"]
+    assert completed("train", "mine.yaml", "--dry") == ["--dry-run"]
     assert completed("play", "tag_s") == ["tag_small", "tag_small_mappo"]
     assert completed("eval", "runs/a", "--opp") == ["--opponents"]
 

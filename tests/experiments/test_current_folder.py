@@ -162,7 +162,8 @@ def test_train_prints_next_commands_that_run_as_printed(
     printed = capsys.readouterr().out.splitlines()[-1].removeprefix("Next: ")
     commands = [shlex.split(command) for command in printed.split(" && ")]
     assert commands == [
-        ["wdjax", name, "my runs/a", "--trust", "next_env"] for name in ("eval", "render", "report")
+        ["wdjax", name, "my runs/a", "--trust", "next_env"]
+        for name in ("eval", "render", "report", "play")
     ]
     main(commands[0][1:])
     assert "my runs/a: 256 episodes each" in capsys.readouterr().out

@@ -36,7 +36,10 @@ def test_play_prints_the_address_and_ctrl_c_ends_it(monkeypatch, capsys, tmp_pat
     assert started == [("runs/a@best", 80, False, None, 3, ("mine",))]
     assert opened == [server.url]
     assert server.events == ("wait", "close")
-    assert server.url in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [
+        f"Play at {server.url}  (Ctrl-C ends)",
+        "Stopping",
+    ]
 
 
 def test_play_without_websockets_names_the_extra(monkeypatch, capsys, tmp_path):

@@ -1,5 +1,6 @@
 """wdjax report of sweeps: records written by hand, and a sweep that is running."""
 
+import fcntl
 import json
 import re
 import signal
@@ -66,16 +67,27 @@ def test_trials_of_a_running_grid(tmp_path):
         ["configuration", "agent.learning_rate", "seeds", "env steps",
          f"final {RETURN}", f"best {RETURN}", "status"],
         ["0", "0.001", "2", "24", "3.00 ± 1.41", "6.00 ± 2.83", "complete"],
-        ["1", "0.003", "1 of 2", "16", "7.00", "7.00", "unfinished"],  # a shorter run
-        ["2", "0.01", "0 of 2", "0", "-", "-", "waiting"],
+        ["1", "0.003", "1 of 2", "16", "7.00", "7.00", "stopped"],  # a shorter run
+        ["2", "0.01", "0 of 2", "0", "-", "-", "stopped"],
     ]  # fmt: skip
-    assert section.words.startswith("1 complete, 1 unfinished, 1 waiting.")
+    assert section.words.startswith("1 complete, 2 stopped. The sweep was stopped: ")
     assert "sample standard deviation" in section.words
     assert section.words.endswith("; the return of a policy is the sum over its agents")
     groups = record.groups()
     assert list(groups) == ["learning_rate 0.001", "learning_rate 0.003"]
     assert [len(runs) for runs in groups.values()] == [2, 1]
     assert ["seeds", "[4, 5]"] in lines_of(of_settings(record))
+
+
+def test_a_sweep_runs_while_its_folder_is_locked(tmp_path):
+    """As `wdjax sweep` locks it; a process that was killed holds no lock."""
+    folder = a_grid(tmp_path / "grid")
+    with open(folder / "sweep.yaml", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        record = read_record(folder)
+        assert [own.status for own in record.trials] == ["complete", "running", "waiting"]
+        assert "stopped" not in of_trials(record).words
+    assert read_record(folder).trials[1].status == "stopped"
 
 
 def test_checkpoints_are_not_searched_for_records(tmp_path):
@@ -110,9 +122,9 @@ def test_trials_of_a_search_are_pruned_after_a_rung(tmp_path):
     table = lines_of(of_trials(read_record(folder)))
     assert [(line[0], line[-3], line[-1]) for line in table[1:]] == [
         ("1", "7.00 ± 0.00", "complete"),
-        ("3", "9.00 ± 0.00", "unfinished"),  # the next rung has not begun
+        ("3", "9.00 ± 0.00", "stopped"),  # the next rung has not begun
         ("0", "2.00 ± 1.41", "pruned"),
-        ("2", "0.00 ± 0.00", "unfinished"),
+        ("2", "0.00 ± 0.00", "stopped"),
     ]
 
 
@@ -134,6 +146,7 @@ def test_a_page_of_a_sweep(tmp_path, capsys):
     page = (folder / "report.html").read_text()
     assert "<b>" not in page.replace("<b></b>", "")
     assert page.count("learning_rate 0.001 (2 seeds)") == page.count("<svg ") == 2
+    assert page.count("[reward, sum over its agents]") == 1  # the other panel shows no return
     assert "Best " not in page
     assert "Cross-play" not in page
     file = folder / "groups" / "000" / "001" / "metrics.jsonl"
@@ -181,7 +194,8 @@ def test_a_sweep_is_reported_while_it_runs(tmp_path):
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
-    assert {own.status for own in early.trials} >= {"complete", "waiting"}
+    assert {own.status for own in early.trials} == {"complete", "running", "waiting"}
+    assert {own.status for own in read_record(folder).trials} == {"complete", "stopped"}
     assert subprocess.run([*line, "--resume"], cwd=ROOT).returncode == 0
     main(["report", str(folder), "--episodes", "4"])
     assert {own.status for own in read_record(folder).trials} == {"complete"}

@@ -10,6 +10,7 @@ from wdjax.arguments import is_number_tuple, static_names
 from wdjax.checks import require, require_known
 from wdjax.env import Env
 from wdjax.envs import make
+from wdjax.named import announced
 from wdjax.train.config.facts import points_of, require_schedule
 from wdjax.train.config.schema import TrainConfig
 
@@ -67,7 +68,7 @@ def require_env_schedules(config: TrainConfig, env: Env) -> None:
             make_env(dataclasses.replace(config, env_params=changed))
 
 
-def complete_env_params(config: TrainConfig) -> TrainConfig:
+def complete_env_params(config: TrainConfig, imports: bool = True) -> TrainConfig:
     """Set every parameter of the environment in `env_params`, defaults included.
 
     Parameters without a value are omitted, and so are default tables of more than TABLE numbers.
@@ -75,6 +76,8 @@ def complete_env_params(config: TrainConfig) -> TrainConfig:
 
     Args:
         config: the configuration.
+        imports: whether environments of other packages may be imported; false: their `env_params`
+            stay the same.
 
     Returns:
         The configuration with all parameters.
@@ -82,6 +85,10 @@ def complete_env_params(config: TrainConfig) -> TrainConfig:
     Raises:
         ValueError, TypeError: as `wdjax.make`.
     """
+    if not imports and (
+        ":" in config.env or config.env in {e.name for e in announced("wdjax.envs")}
+    ):
+        return config
     env, params = make_env(config)
     values = {name: getattr(env, name) for name in static_names(env)}
     own = env.default_params

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from wdjax.checks import require, require_known
-from wdjax.controls import SYMBOLS
+from wdjax.controls import SYMBOLS, Controls
 from wdjax.drawing.player import pack_scene
-from wdjax.train.live.table import Table, begin, step
+from wdjax.train.live.table import Table, begin
 
 PAUSE = 2.0  # seconds between the end of an episode and the next one
 NUM_RESULTS = 5  # episodes listed on the page
@@ -76,7 +76,7 @@ class Match:
             self.row = self.table.controls[self.agent[0]].row(pressed, self.row)
         visitor = self.table.visitor(self.agent, self.row, self.point)
         self.tapped = []
-        self.playing, moment = step(self.game, self.playing, visitor, self.table.greedy)
+        self.playing, moment = self.table.step(self.game, self.playing, visitor)
         self._show(moment)
         if self.moment.over and self.agent:
             result = [_finite(self.own_return), _finite(self._average()[0])]
@@ -92,6 +92,14 @@ class Match:
     def own_return(self) -> float | None:
         """Return of the visitor's agent in this episode."""
         return float(self.moment.returns[self.agent[0]][self.agent[1]]) if self.agent else None
+
+    def _chosen(self, controls: Controls) -> list[str]:
+        """Return the keys whose values are in the held action."""
+        return [
+            key
+            for key, parts in controls.keys.items()
+            if all(self.row[component] == value for component, value in parts.items())
+        ]
 
     def _average(self) -> tuple[float | None, int]:
         return self.table.average(self.players, self.agent) if self.agent else (None, 0)
@@ -110,6 +118,8 @@ class Match:
             "rival": self.players[table.role_of(agent)] if agent else "",
             "choices": {role: list(seats) for role, seats in table.seats.items()},
             "keys": [[key, SYMBOLS.get(key, key)] for key in (controls.keys if controls else ())],
+            "words": controls.words if controls else "",
+            "chosen": self._chosen(controls) if controls and controls.holds else [],
             "steers": table.can_steer and agent is not None,
             "waits": controls is not None and controls.turn_based,
             "active": agent is not None and bool(self.moment.live[agent[0]][agent[1]]),

@@ -10,6 +10,7 @@ import itertools
 import logging
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Collection
@@ -26,6 +27,7 @@ from wdjax.train.live.table import Table
 from wdjax.train.load import load_config, load_run, preset_path
 from wdjax.train.state.state import TrainState
 
+NEEDED = 'wdjax play needs websockets: pip install "wdjax[play]", or only pip install websockets'
 HOST = "127.0.0.1"
 MOST_PAGES = 8  # games at once
 MOST_BYTES = 4_096  # per message
@@ -76,7 +78,8 @@ def play_live(
         trust: modules from which the run may import code, as for `load_run`.
 
     Returns:
-        A LiveServer, which a notebook shows. Its games run until `close`.
+        A LiveServer, which a notebook shows. Its games run until `close`, or until its cell in a
+        notebook runs again.
 
     Raises:
         ImportError: If websockets is not installed.
@@ -89,7 +92,7 @@ def play_live(
     try:
         from websockets.sync.server import serve
     except ImportError as error:
-        raise ImportError('wdjax play needs websockets: pip install "wdjax[play]"') from error
+        raise ImportError(NEEDED) from error
     require_integer("port", port, 0, 65_535)
     require_integer("seed", seed, 0, 2**32 - 1)
     if fps is not None:
@@ -98,7 +101,24 @@ def play_live(
     table = Table(learner, state, greedy)
     fps = learner.env.frames_per_second if fps is None else fps
     Match(table, fps, seed).step()  # compiles
-    return LiveServer(table, fps, seed, serve, port)
+    server = LiveServer(table, fps, seed, serve, port)
+    _close_with_cell(server)
+    return server
+
+
+def _close_with_cell(server: "LiveServer") -> None:
+    """In a Jupyter notebook, close a server before its cell runs again, which frees its port."""
+    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    request: Any = getattr(shell, "get_parent", dict)()  # of ipykernel: to run the cell
+    cell = request.get("metadata", {}).get("cellId")
+
+    def close(info: Any) -> None:
+        if info.cell_id == cell:
+            shell.events.unregister("pre_run_cell", close)
+            server.close()
+
+    if cell is not None:
+        shell.events.register("pre_run_cell", close)
 
 
 def _load(run: Run, trust: Collection[str]) -> tuple[Learner, TrainState | None]:

@@ -1,6 +1,7 @@
 """The environment and the players of `wdjax play`, shared by all pages, and its compiled step."""
 
 import functools
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -91,8 +92,8 @@ class Table:
         self.controls = {group: self.env.controls(group, self.params) for group in self.sizes}
         self.can_steer = type(self.env).steer is not Env.steer
         self.num_recent, self.num_kept = self._count_states()
-        self._is_closed = False
         self._returns: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}  # by episode
+        self._queue, self._device = threading.Lock(), threading.Lock()  # see `step`
         self._worker = ThreadPoolExecutor(1, "wdjax-average")
 
     def role_of(self, agent: tuple[str, int]) -> str:
@@ -128,8 +129,7 @@ class Table:
 
     def _count_states(self) -> tuple[int, int]:
         """Return how many states a history keeps: the last ones, for trails, and in all."""
-        game = self.with_players({role: next(iter(seats)) for role, seats in self.seats.items()})
-        state = jax.device_get(begin(game, jax.random.key(0))[1].state)
+        state = jax.device_get(begin(self.game, jax.random.key(0))[1].state)
         scene = self.scene(jax.tree.map(lambda leaf: np.stack([leaf] * 2), state))
         recent = scene.trail_length + 1
         paths = any(isinstance(mark, Lines) and mark.window is not None for mark in scene.marks)
@@ -159,22 +159,39 @@ class Table:
 
     def close(self) -> None:
         """Cancel evaluations, after the current step."""
-        self._is_closed = True
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _evaluate(self, game: Game, returns: list[dict[str, np.ndarray]]) -> None:
-        """Add the returns of one episode, and queue the next one after other evaluations."""
-        playing, moment = begin(game, jax.random.fold_in(jax.random.key(1), len(returns)))
-        watching = self.visitor(None, [], None)
-        for _ in range(MAX_STEPS):
-            if self._is_closed:  # Python waits for this thread before it ends
-                return
-            playing, moment = step(game, playing, watching, self.greedy)
-            if moment.over:
-                returns.append(jax.device_get(moment.returns))
-                if len(returns) < NUM_EPISODES:
-                    self._worker.submit(self._evaluate, game, returns)
-                return
+    def step(self, game: Game, playing: tuple, visitor: Visitor) -> tuple[tuple, Moment]:
+        """Return the next carry and moment, with NumPy arrays, see `step`.
+
+        Steps of games and evaluations run one after the other, in the order of their calls: on a
+        CPU, two programs at once take several times as long as in sequence.
+        """
+        with self._queue:
+            self._device.acquire()
+        try:
+            playing, moment = step(game, playing, visitor, self.greedy)
+            return playing, jax.device_get(moment)
+        finally:
+            self._device.release()
+
+    def _evaluate(
+        self,
+        game: Game,
+        returns: list[dict[str, np.ndarray]],
+        playing: tuple | None = None,
+        num_steps: int = 0,
+    ) -> None:
+        """Take a step of an evaluation, and queue the next one; each episode adds its returns."""
+        if playing is None:
+            playing, _ = begin(game, jax.random.fold_in(jax.random.key(1), len(returns)))
+        playing, moment = self.step(game, playing, self.visitor(None, [], None))
+        num_steps += 1
+        if moment.over:
+            returns.append(moment.returns)
+            playing, num_steps = None, 0
+        if len(returns) < NUM_EPISODES and num_steps < MAX_STEPS:  # raises after `close`
+            self._worker.submit(self._evaluate, game, returns, playing, num_steps)
 
 
 @jax.jit
@@ -191,7 +208,10 @@ def step(game: Game, playing: tuple, visitor: Visitor, greedy: bool) -> tuple[tu
     key, carry = playing
     key, action_key, env_key = jax.random.split(key, 3)
     replace = functools.partial(take_over, game, carry[1].env_state, visitor)
+    obs = carry[0]
     carry, *_, info = play_step(game, carry, action_key, env_key[None], greedy, replace)
+    if not any(actor.kind == "learned" for cast in game.casts for actor in cast):
+        carry = (obs, *carry[1:])  # scripts and random play need no observations: XLA omits them
     return (key, carry), _moment(game, carry, info["over"][0])
 
 

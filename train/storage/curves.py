@@ -1,8 +1,9 @@
 """Curves of runs and sweeps as rows of one table, for pandas."""
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from wdjax.checks import did_you_mean
 from wdjax.files import SWEEP_FILE, find_files, require_fields
 from wdjax.train.storage.folder import CONFIG, without_version
 from wdjax.train.storage.metrics_log import METRICS, read_metrics
-from wdjax.train.storage.sweep_folder import read_members_file, with_new_fields
+from wdjax.train.storage.sweep_folder import read_members_file, read_sweep, with_new_fields
 from wdjax.yaml_reader import flat, read_yaml
 
 
@@ -56,7 +57,10 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
     if not root.is_dir():
         near = [path.name for path in root.absolute().parent.glob("*/")]
         raise FileNotFoundError(f"folder = {folder}: must exist; {did_you_mean(root.name, near)}")
-    bases = {file.parent: _base_of(file) for file in find_files(root, SWEEP_FILE)}
+    bases = {
+        file.parent: functools.cache(functools.partial(_base_of, file))
+        for file in find_files(root, SWEEP_FILE)
+    }
     files = find_files(root, METRICS)
     curves = [curve for file in files for curve in _curves_of(file, root, bases)]
     if not curves:
@@ -64,7 +68,10 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
         raise FileNotFoundError(f"folder = {folder}: {words}")
     configs = [curve.config for curve in curves if curve.config]
     names = dict.fromkeys(name for config in configs for name in config)
-    differ = [n for n in names if any(own.get(n) != configs[0].get(n) for own in configs)]
+    is_param = lambda name: name.startswith("env_params.")  # noqa: E731
+    # sweeps do not record the parameters of custom environments that they do not set
+    known = {n: [own for own in configs if n in own or not is_param(n)] for n in names}
+    differ = [n for n, own in known.items() if any(c.get(n) != own[0].get(n) for c in own)]
     return [
         {"run": curve.run, "seed": curve.seed, **_plain(curve, differ), **row}
         for curve in sorted(curves, key=lambda own: (own.place, own.member or 0))
@@ -81,17 +88,22 @@ def _plain(curve: _Curve, differ: list[str]) -> dict[str, Any]:
     }
 
 
-def _base_of(file: Path) -> dict[str, Any]:
-    """Return the configuration that a sweep changes, with schedules in env steps as in a run."""
-    asked = read_yaml(file)
-    require_fields(file, asked, config=dict)
+def _base_of(file: Path, total_env_steps: int | None) -> dict[str, Any]:
+    """Return the configuration that a sweep changes, with schedules in env steps as in a run.
+
+    Args:
+        file: its sweep.yaml.
+        total_env_steps: length of a run; None: as in the file.
+    """
+    asked = read_sweep(file.parent)
+    asked["config"] |= {"total_env_steps": total_env_steps} if total_env_steps else {}
     try:
         return with_new_fields(asked)["config"]
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _curves_of(file: Path, root: Path, bases: Mapping[Path, dict[str, Any]]) -> Iterator[_Curve]:
+def _curves_of(file: Path, root: Path, bases: Mapping[Path, Callable]) -> Iterator[_Curve]:
     """Yield the curve of each run in a metrics.jsonl.
 
     Args:
@@ -104,14 +116,15 @@ def _curves_of(file: Path, root: Path, bases: Mapping[Path, dict[str, Any]]) -> 
     place = (sweep or folder).relative_to(root).as_posix()
     members = folder / "members.json"
     if members.exists():
-        base, rows = {} if sweep is None else bases[sweep], read_metrics(file)
+        rows = read_metrics(file)
         for member in read_members_file(members)["members"]:
-            number, own = member["member"], {"values": {}, "config": base} | member
+            number, own = member["member"], {"values": {}, "config": {}} | member
             require_fields(members, own, values=dict, config=dict)
-            config = {"seed": None, "policies": {}} | own["config"]
+            values = own["values"]
+            base = bases[sweep](values.get("total_env_steps")) if sweep else {}
+            config = {"seed": None, "policies": {}} | (own["config"] or base)
             require_fields(members, config, policies=dict)
             seed = member.get("seed", config.pop("seed"))
-            values = own["values"]
             if config["policies"]:  # unknown in a folder inside a sweep
                 values = for_each_policy(values, config["policies"])
             mine = [row for row in rows if row.get("member") == number]

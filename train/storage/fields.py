@@ -23,11 +23,11 @@ class Fields:
     """Fields of a configuration, by names as on the command line.
 
     Args:
-        config: a configuration.
+        config: a configuration; None: only the names of its fields are known.
     """
 
-    def __init__(self, config: TrainConfig):
-        self.known = dict(_fields_of(config))
+    def __init__(self, config: TrainConfig | None = None):
+        self.known = dict(_fields_of(config) if config else TrainConfig.__dataclass_fields__)
 
     def find(self, name: str, options: Collection[str] = (), strict: bool = True) -> str:
         """Return the name of a field. Hyphens and underscores are alike.
@@ -52,7 +52,8 @@ class Fields:
         if near := difflib.get_close_matches(_alike(name), known, 1, cutoff=0.7):
             raise ValueError(f"unknown option --{name}: did you mean --{known[near[0]]}?")
         cutoff = 0.8 if strict and last not in SHORT else 1.0
-        if near := difflib.get_close_matches(_alike(name), fields, 1, cutoff):
+        beside = [field for field in fields if field.count(".") == name.count(".")]
+        if near := difflib.get_close_matches(_alike(name), beside, 1, cutoff):
             raise ValueError(f"unknown field {name}: did you mean {fields[near[0]]!r}?")
         return _alike(name)
 

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from wdjax.checks import require
-from wdjax.files import open_regular, write_text
+from wdjax.files import open_regular, try_lock, write_text
 from wdjax.metric_names import EVALUATED
 from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import Fraction, in_env_steps
@@ -24,11 +24,6 @@ from wdjax.train.state.registry import read_config
 from wdjax.train.storage.switches import require_same_switches, switches
 from wdjax.version import __version__
 from wdjax.yaml_reader import flat, read_yaml
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: two runs can use one folder
-    fcntl = None  # type: ignore[assignment]
 
 CONFIG = "config.yaml"  # file in the folder of a run
 VERSION = "wdjax"  # field of config.yaml: the version that wrote it
@@ -154,15 +149,10 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
         def lock() -> None:
             with writing(workdir):  # opened to append: NFS locks only writable files
                 stream = stack.enter_context(open_regular(workdir / kind.locked, "ab"))
-            try:
-                if fcntl is not None:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if try_lock(stream) is False:  # without locks, two runs can use one folder
                 raise BlockingIOError(
                     f"{workdir}: {kind.busy} there. Wait for it or use another --workdir."
-                ) from None
-            except OSError:
-                pass  # a file system without locks: train without
+                )
 
         lock()
         yield lock

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from wdjax.files import SWEEP_FILE, read_json, require_fields
+from wdjax.train.config.env_params import complete_env_params
 from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.trust import require_trusted
 from wdjax.train.state.registry import read_config
@@ -58,21 +59,30 @@ def hold_sweep(
         yield
 
 
-def read_sweep(workdir: Path, trust: Collection[str]) -> dict[str, Any]:
-    """Return the content of sweep.yaml, if this process can read the sweep's checkpoints.
+def read_sweep(workdir: Path, trust: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the content of sweep.yaml. Code that its configuration names is not imported.
+
+    Args:
+        workdir: folder of the sweep.
+        trust: modules from which the caller imports code that the configuration names, to read the
+            checkpoints of the sweep; None: it imports none and reads no checkpoints.
 
     Raises:
         FileNotFoundError: if the folder contains no sweep.
-        ValueError: if the configuration names code of an untrusted module, the file is damaged, or
-            jax uses another form of keys.
+        ValueError: if the file is damaged; with `trust`, if the configuration names code of another
+            module, or jax uses another form of keys.
     """
     file = workdir / SWEEP_FILE
     if not file.is_file():
         raise FileNotFoundError(f"{workdir} is not a sweep: {file} is missing")
     asked = read_yaml(file)
     require_fields(file, asked, config=dict)
-    require_trusted(str(file), asked["config"], trust)
-    require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
+    require_fields(file, asked["config"], env=str, policies=dict)
+    policies = asked["config"]["policies"]
+    require_fields(file, policies, **dict.fromkeys(policies, dict))
+    if trust is not None:
+        require_trusted(str(file), asked["config"], trust)
+        require_same_switches(read_switches(workdir), f"the sweep in {workdir}", [KEYS])
     return asked
 
 
@@ -99,13 +109,16 @@ def read_switches(workdir: Path) -> object:
 
 
 def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a sweep.yaml with the defaults of newer fields, schedules in env steps.
+    """Return the content of a sweep.yaml with the configuration of a run.
 
-    Code that the configuration names is not imported.
+    It has the defaults of newer fields and of `env_params`, and schedules in env steps. No code
+    that it names is imported: `env_params` of other packages stay the same.
     """
-    if not isinstance(values.get("config"), Mapping):
+    if "config" not in values:  # a study of Optuna
         return dict(values)
     config = read_config(values["config"], imports=False)
+    with contextlib.suppress(ValueError, TypeError, ImportError):  # registered elsewhere
+        config = complete_env_params(config, imports=False)
     return {**values, "config": plain_config(in_env_steps(config, config.total_env_steps))}
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from wdjax.train import load_config, plain_config, read_curves
+from wdjax.train import complete_env_params, load_config, plain_config, read_curves
 from wdjax.train.config.facts import in_env_steps
 
 SIZES, RATE = "policies.agent.network.hidden_sizes", "policies.agent.learning_rate"
@@ -75,6 +75,22 @@ def test_members_have_the_configuration_of_their_sweep_with_their_values(tmp_pat
     settings = {clip: 0.3, gamma: 0.9, network: '{"hidden_sizes": [32]}'}
     assert (run[clip], run[gamma]) == (0.2, 0.99)
     assert member == {"run": "sweep/000", "seed": 7, **settings, "member": 0, "updates": 1}
+
+
+def test_a_sweep_beside_a_run_has_columns_of_other_values_only(tmp_path):
+    """config.yaml contains all parameters of the environment, and sweep.yaml the given ones."""
+    complete = complete_env_params(load_config("cartpole_ppo")).env_params
+    length = {"total_env_steps": 4096}
+    write_run(tmp_path / "run", [9.0], env_params=complete, **length)
+    write_sweep(tmp_path / "sweep")
+    write_members(tmp_path / "sweep" / "groups", (0,), **length, **{"env_params.length": 0.7})
+    run, member = read_curves(tmp_path)
+    assert [name for name in run if "." in name] == ["env_params.length"]
+    assert (run["env_params.length"], member["env_params.length"]) == (0.5, 0.7)
+    write_run(tmp_path / "other", [9.0], env_params=complete | {"gravity": 1.0}, **length)
+    gravity = {row["run"]: row["env_params.gravity"] for row in read_curves(tmp_path)}
+    default = complete["gravity"]
+    assert gravity == {"run": default, "sweep/000": default, "other": 1.0}
 
 
 def test_a_value_for_all_policies_is_a_column_for_each(tmp_path):

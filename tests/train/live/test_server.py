@@ -5,8 +5,10 @@ import http.client
 import http.server
 import json
 import socket
+import sys
 import threading
 import time
+import types
 from urllib.parse import urlsplit
 
 import pytest
@@ -312,6 +314,47 @@ def test_close_ends_open_games_at_once():
         other.close()
         assert time.monotonic() - before < 3
         assert closed(one)[0] == 1001
+
+
+class Shell:
+    """The shell of a notebook: `run` begins a cell."""
+
+    def __init__(self):
+        self.callbacks, self.events, self.cell = [], self, None
+
+    def get_parent(self):
+        return {"metadata": {"cellId": self.cell}}
+
+    def register(self, event, function):
+        assert event == "pre_run_cell"
+        self.callbacks.append(function)
+
+    def unregister(self, event, function):
+        self.callbacks.remove(function)
+
+    def run(self, cell):
+        self.cell = cell
+        for function in self.callbacks[:]:
+            function(types.SimpleNamespace(cell_id=cell))
+
+
+def test_a_notebook_cell_that_runs_again_closes_its_games_only(monkeypatch):
+    shell = Shell()
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    shell.run("a")
+    first, other = wdjax.play_live(CONFIG), wdjax.play_live(CONFIG)
+    shell.run("b")
+    second = wdjax.play_live(CONFIG)
+    assert [get(one, "/")[0] for one in (first, other, second)] == [403] * 3  # they run
+    shell.run("a")
+    for closed_one in (first, other):
+        with pytest.raises(ConnectionRefusedError):
+            get(closed_one, "/")
+    assert get(second, "/")[0] == 403
+    second.close()
+    shell.run("b")  # although it is closed
+    assert shell.callbacks == []
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [

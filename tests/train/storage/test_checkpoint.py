@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -20,7 +21,6 @@ from tiny_runs import assert_same_run, numbers, small_config
 import wdjax
 from wdjax.train import Trainer, load_run, make_learner, plain_config, read_metrics
 from wdjax.train.learner.init import abstract_state
-from wdjax.train.storage import folder as folder_module
 from wdjax.train.storage.checkpoint import SIZES, DamagedCheckpointError, open_checkpoints, restore
 from wdjax.train.storage.folder import hold_folder
 from wdjax.train.storage.metrics_log import MetricsLog
@@ -246,7 +246,7 @@ def test_file_systems_without_locks_are_supported(run, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(folder_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with hold_folder(run), hold_folder(run):
         pass
 
