@@ -7,7 +7,9 @@ import jax.numpy as jnp
 
 from wdjax.train.devices.blocks import block_keys
 
-ROUNDS = 12  # with 8, the 720 orders of six elements are not equally frequent
+ROUNDS = 6
+# up to this number of elements, more rounds: with 8, the 720 orders of six are not equally frequent
+FEW, ROUNDS_OF_FEW = 64, 12
 
 
 def shuffle(key: jax.Array, shape: tuple[int, ...], num_blocks: int, minibatches: int) -> jax.Array:
@@ -39,19 +41,19 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
         a <- (a + hash(b)) mod rows,   b <- (b + hash(a)) mod columns,
 
     which is invertible, with two random words per round. A result beyond the last place goes
-    through all rounds again. `jax.random.permutation` sorts twice: seven times the work on a CPU.
+    through all rounds again. `jax.random.permutation` sorts twice, which takes several times as long.
 
     Source: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains" (2002), sections 4
     (results beyond the last place) and 5 (network).
     """
     rows, columns = _table(size)
-    words = jax.random.bits(key, (ROUNDS, 2))
+    words = jax.random.bits(key, (ROUNDS_OF_FEW if size <= FEW else ROUNDS, 2))
 
     def permute(place: jax.Array) -> jax.Array:
         a, b = place // columns, place % columns
         for word in words:
-            a = (a + _hash(b ^ word[0]) % rows) % rows
-            b = (b + _hash(a ^ word[1]) % columns) % columns
+            a = _add(a, _hash(b ^ word[0]), rows)
+            b = _add(b, _hash(a ^ word[1]), columns)
         return a * columns + b
 
     order = permute(jnp.arange(size, dtype=jnp.uint32))
@@ -72,6 +74,12 @@ def _table(size: int) -> tuple[int, int]:
         return divisor, size // divisor
     rows = root + 2 - root % 2
     return rows, -(-size // rows)
+
+
+def _add(place: jax.Array, word: jax.Array, size: int) -> jax.Array:
+    """Return (place + word) mod size for places less than size, without overflow."""
+    total = place + word % size
+    return jnp.where(total >= size, total - size, total)  # several times as fast as a remainder
 
 
 def _hash(word: jax.Array) -> jax.Array:
