@@ -41,7 +41,7 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
         a <- (a + hash(b)) mod rows,   b <- (b + hash(a)) mod columns,
 
     which is invertible, with two random words per round. A result beyond the last place goes
-    through all rounds again. `jax.random.permutation` sorts twice, which takes several times as long.
+    through all rounds again. `jax.random.permutation` sorts twice, which takes longer.
 
     Source: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains" (2002), sections 4
     (results beyond the last place) and 5 (network).

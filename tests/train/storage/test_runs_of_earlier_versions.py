@@ -1,5 +1,6 @@
 """Runs saved by wdjax 0.2.2 and 0.3.0 load, and continue with the numbers of that version.
 
+What has changed since is the order of transitions in epochs: these versions sorted random words.
 saved_by_VERSION/NAME.tgz holds a run of 4 updates, with checkpoints after 2 and 4. It is never
 regenerated.
 """
@@ -10,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -25,6 +27,7 @@ from wdjax.train import (
     plain_config,
     read_metrics,
 )
+from wdjax.train.algorithms import shuffle
 from wdjax.train.learner.init import abstract_state
 from wdjax.train.storage.checkpoint import DamagedCheckpointError, open_checkpoints, restore, save
 from wdjax.train.storage.folder import load_run_config
@@ -52,6 +55,11 @@ SAVED = {
     "saved_by_0_3": ("ppo", "ddpg", "self_play", "team", "lstm"),
 }
 SLOW = ("self_play", "team", "lstm")
+
+
+def order_by_sorting(key, size):
+    words = jax.random.bits(key, (size,))
+    return jax.lax.sort_key_val(words, jnp.arange(size, dtype=jnp.int32))[1]
 
 
 def unpack(saved, name, folder):
@@ -91,6 +99,7 @@ def test_its_options_are_read(run):
 )
 def test_a_saved_run_continues_with_the_same_numbers(saved, name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(CLIENTS)
+    monkeypatch.setattr(shuffle, "random_order", order_by_sorting)
     run = unpack(saved, name, tmp_path)
     shutil.rmtree(run / "checkpoints" / "4")
     rows = read_metrics(run / "metrics.jsonl")
