@@ -58,6 +58,8 @@ OTHER = [
     ({"policies.all.zzz": 1}, "unknown field policies.all.zzz: known names: action_distribution,"),
     ({"policies.all.gamma": 2}, "policies.all.gamma = 2.0: must be between 0 and 1"),
     ({"policies.all.gamma": 0.9, "policies.agent.gamma": 2}, "policies.agent.gamma = 2.0: must"),
+    ({"policies.all.opponents": {"random": 1.0}, "policies.agent.opponents_every": -1},
+     "policies.agent.opponents_every = -1: must"),
     ({"policies.agent.hidden_sizes": [8]},
      "unknown field policies.agent.hidden_sizes: did you mean 'network.hidden_sizes'?"),
     ({"policies.agent.learningrate": 1},

@@ -50,7 +50,7 @@ def test_keys_of_every_environment_are_legal_actions(name):
     for group in env.groups or ["agent"]:
         own = space[group].single if env.groups else space
         controls = env.controls(group, params)
-        assert controls.words  # in terms of the environment
+        assert controls.explanation  # in terms of the environment
         low, high = (own.low, own.high) if isinstance(own, Box) else (0, np.array(own.nvec) - 1)
         for key in (None, *controls.keys):
             row = np.array(controls.row([key] * (key is not None), controls.idle))

@@ -1,6 +1,7 @@
 """Names of the fields of every policy: "policies.all.FIELD"."""
 
 import contextlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 ALL = "policies.all."  # begins the name of a field of every policy
@@ -28,6 +29,7 @@ def named_as_changed(changes: Collection[str], policies: Collection[str]) -> Ite
     except (ValueError, TypeError) as error:
         for name in changes:
             for first in list(for_each_policy({name: 0}, policies))[:1]:
-                if first not in changes:
-                    error.args = (str(error).replace(first, name),)
+                if first not in changes:  # a field with a longer name is another one
+                    text = name.join(re.split(re.escape(first) + r"(?![\w-])", str(error)))
+                    error.args = (text,) if text != str(error) else error.args
         raise

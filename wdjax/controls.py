@@ -39,7 +39,7 @@ class Controls:
     """whether the environment waits for a key before each step"""
     speed: float = 1.0
     """initial speed, as a multiple of `Env.frames_per_second`"""
-    words: str = ""
+    explanation: str = ""
     """effect of the keys in terms of the environment, for the page: "1 to 9: fish to catch";
     empty: the page lists the keys"""
 

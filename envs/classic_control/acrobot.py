@@ -66,7 +66,7 @@ class Acrobot(ClassicControl[State]):
     default_params: ClassVar[Params] = Params()
     reward_threshold: ClassVar[float | None] = -100.0
     frames_per_second: ClassVar[int] = 15
-    key_words: ClassVar[str] = "←: turn the lower link clockwise. →: counterclockwise"
+    key_explanation: ClassVar[str] = "←: turn the lower link clockwise. →: counterclockwise"
     scene = drawn_by("wdjax.envs.classic_control.drawing:acrobot_scene")
 
     def check_params(self, params: Params) -> None:

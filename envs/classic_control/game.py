@@ -22,7 +22,7 @@ class ClassicControl(Env, Generic[StateT]):
     """
 
     cheap_reset: ClassVar[bool] = True
-    key_words: ClassVar[str] = "←: push left. →: push right"
+    key_explanation: ClassVar[str] = "←: push left. →: push right"
 
     @abc.abstractmethod
     def start(self, key: jax.Array) -> StateT:
@@ -46,8 +46,10 @@ class ClassicControl(Env, Generic[StateT]):
         return self.observe(state, params), state
 
     def controls(self, group: str, params: Any) -> Controls:
-        """Return the default controls, explained by `key_words`."""
-        return dataclasses.replace(super().controls(group, params), words=self.key_words)
+        """Return the default controls, explained by `key_explanation`."""
+        return dataclasses.replace(
+            super().controls(group, params), explanation=self.key_explanation
+        )
 
     def step(
         self, key: jax.Array, state: StateT, action: jax.Array, params: Any

@@ -48,7 +48,7 @@ class Pendulum(ClassicControl[State]):
     """
 
     default_params: ClassVar[Params] = Params()
-    key_words: ClassVar[str] = "←: turn clockwise. →: turn counterclockwise"
+    key_explanation: ClassVar[str] = "←: turn clockwise. →: turn counterclockwise"
     scene = drawn_by("wdjax.envs.classic_control.drawing:pendulum_scene")
 
     def check_params(self, params: Params) -> None:

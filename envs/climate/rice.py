@@ -380,14 +380,14 @@ class Rice(Env):
         n, heads = self.num_regions, len(self.nvec)
         saving, mitigation = evenly(DIGITS, self.levels), evenly("qwertyuiop", self.levels, 1)
         keys, share = saving | mitigation, f"0 to {100 - 100 // self.levels} % of the"
-        words = (
+        explanation = (
             f"0 to {[*saving][-1]}: save {share} output. "
             f"q to {[*mitigation][-1]}: avoid {share} emissions"
         )
         if self.negotiation:
             keys |= {key: dict.fromkeys(range(heads - n, heads), i) for i, key in enumerate("za")}
-            words += ". a: accept all proposals. z: accept none"
+            explanation += ". a: accept all proposals. z: accept none"
         idle = [self.levels // 5, *[0] * (heads - 1)]
-        return Controls(keys, idle, holds=True, speed=0.25, words=words)
+        return Controls(keys, idle, holds=True, speed=0.25, explanation=explanation)
 
     scene = drawn_by("wdjax.envs.climate.drawing:world_scene")

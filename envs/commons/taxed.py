@@ -267,7 +267,7 @@ class TaxedCommons(Env):
             else (self.max_catch, "fish to catch per day")
         )
         keys = evenly(DIGITS, top + 1)
-        words = f"0 to {max(keys)}: {what} (0 to {top})"
-        return Controls(keys, [0], holds=True, speed=0.2, words=words)
+        explanation = f"0 to {max(keys)}: {what} (0 to {top})"
+        return Controls(keys, [0], holds=True, speed=0.2, explanation=explanation)
 
     scene = drawn_by("wdjax.envs.commons.drawing:commons_scene")

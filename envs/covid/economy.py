@@ -364,11 +364,13 @@ class CovidEconomy(Env):
         """Return controls: digits set the level of a state, or the subsidy of the planner."""
         if group == "planner":
             keys = evenly(DIGITS, self.num_subsidy_levels + 1)
-            words = f"0 to {max(keys)}: subsidy (set every {params.subsidy_interval} days)"
-            return Controls(keys, [0], holds=True, speed=0.25, words=words)
+            explanation = f"0 to {max(keys)}: subsidy (set every {params.subsidy_interval} days)"
+            return Controls(keys, [0], holds=True, speed=0.25, explanation=explanation)
         keys = {str(level % 10): {0: level} for level in range(1, NUM_LEVELS + 1)}
-        words = "1 to 9, 0: stringency from open (1) to closed (0 is level 10). k: keep the level"
-        return Controls(keys | {"k": {0: 0}}, [0], holds=True, speed=0.25, words=words)
+        explanation = (
+            "1 to 9, 0: stringency from open (1) to closed (0 is level 10). k: keep the level"
+        )
+        return Controls(keys | {"k": {0: 0}}, [0], holds=True, speed=0.25, explanation=explanation)
 
     scene = drawn_by("wdjax.envs.covid.drawing:map_scene")
 

@@ -286,14 +286,16 @@ class ReactionPath(Env):
         moves = [("ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "PageUp", "PageDown")]
         if self.num_atoms == 1:
             keys = {key: {0: i} for i, key in enumerate(moves[0])}
-            words = "← →: move in x. ↑ ↓: in y. Page up, page down: in z"
-            return Controls(keys, (0,), turn_based=True, words=words)
+            explanation = "← →: move in x. ↑ ↓: in y. Page up, page down: in z"
+            return Controls(keys, (0,), turn_based=True, explanation=explanation)
         moves += [("d", "a", "w", "s", "e", "q")]
         keys = {
             key: {0: atom, 1: i} for atom, names in enumerate(moves) for i, key in enumerate(names)
         }
-        words = "First atom: arrows, page up, page down. Second atom: a d (x), s w (y), q e (z)"
-        return Controls(keys, (0, 0), turn_based=True, words=words)
+        explanation = (
+            "First atom: arrows, page up, page down. Second atom: a d (x), s w (y), q e (z)"
+        )
+        return Controls(keys, (0, 0), turn_based=True, explanation=explanation)
 
     scene = drawn_by("wdjax.envs.reaction.drawing:path_scene")
 

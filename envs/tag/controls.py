@@ -15,7 +15,7 @@ def plane_controls(self: Any, group: str, params: Any) -> Controls:
     left = min(turns, (turns + 1) // 2 + 1)  # the lower half of the levels turns right
     keys = {"ArrowLeft": {1: left}, "ArrowUp": {0: accelerations}}
     keys |= {"ArrowDown": {0: min(1, accelerations)}, "ArrowRight": {1: turns // 2}}
-    return Controls(keys, (0, 0), speed=0.25, words="← →: turn. ↑ ↓: accelerate, brake")
+    return Controls(keys, (0, 0), speed=0.25, explanation="← →: turn. ↑ ↓: accelerate, brake")
 
 
 def steer_in_plane(
@@ -32,7 +32,7 @@ def grid_controls(self: Any, group: str, params: Any) -> Controls:
     """Return controls: an arrow key moves one cell in its direction."""
     moves = {"ArrowLeft": 2, "ArrowUp": 3, "ArrowDown": 4, "ArrowRight": 1}
     keys = {key: {0: move} for key, move in moves.items()}
-    return Controls(keys, (0,), speed=0.2, words="← ↑ ↓ →: move by one cell")
+    return Controls(keys, (0,), speed=0.2, explanation="← ↑ ↓ →: move by one cell")
 
 
 def steer_on_grid(

@@ -61,7 +61,7 @@ def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Scenes: random places with all and with some agents active, ties, all agents in one point, no
     active agent, a crowd with distances below the resolution of the kernel's keys, clusters, a
     line, one agent far away, inactive agents without a position, and a line with squared distances
-    of less than the bits of a key.
+    that the place bits of a key replace.
     """
     rng = np.random.default_rng(num_agents)
     every, some = np.ones(num_agents, bool), rng.random(num_agents) < 0.7
@@ -73,7 +73,7 @@ def scenes(num_agents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     clusters = rng.uniform(0, 20, (2, 20))[:, rng.integers(0, 20, num_agents)] + 0.1 * plane
     line, outlier, missing = plane * [[1], [0]], plane.copy(), np.where(some, plane, np.nan)
     outlier[:, 0] = 1e5
-    tiny = grid * [[3e-21], [0]]
+    tiny = np.sort(grid) * [[3e-21], [0]]  # the places of a key follow the distances
     all_scenes = (
         (plane, every),
         (plane, some),

@@ -29,7 +29,11 @@ from wdjax.train.storage.sweep_folder import read_sweep
 from wdjax.yaml_reader import flat
 
 PLACES = {"grid": "groups", "search": "batches", "pbt": "population"}  # mode -> folder of records
-BEGUN = {False: "running", True: "stopped", None: "unfinished"}  # `try_lock` sweep.yaml -> status
+STATUS_OF_LOCK = {
+    False: "running",
+    True: "stopped",
+    None: "unfinished",
+}  # `try_lock` sweep.yaml -> status
 LABEL = 36  # characters of a label; longer ones are cut in legends
 UNIT = {"grid": "configuration", "search": "trial", "pbt": "member"}
 WORDS = (
@@ -107,15 +111,17 @@ def read_record(folder: Path) -> SweepRecord:
     if not rows:
         raise ValueError(f"{folder} has nothing to report yet: no chunk is complete")
     with open_regular(file) as stream:
-        begun = BEGUN[try_lock(stream, shared=True)]
-    states = dict(_states(place, asked, begun))
-    first = begun if begun == "stopped" else "waiting"  # status of members that have not begun
+        unfinished = STATUS_OF_LOCK[try_lock(stream, shared=True)]
+    states = dict(_states(place, asked, unfinished))
+    first = (
+        unfinished if unfinished == "stopped" else "waiting"
+    )  # status of members that have not begun
     trials = []
     for number, values, members in _trials(folder, asked, rows):
         runs = tuple(tuple(rows[member]) for member in members)
         now = {states.get(member, first) for member in members}
         bad = any(own and own[-1].get("bad_numbers") for own in runs)
-        status = "bad numbers" if bad else now.pop() if len(now) == 1 else begun
+        status = "bad numbers" if bad else now.pop() if len(now) == 1 else unfinished
         trials.append(Trial(number, values, runs, status))
     return SweepRecord(folder.resolve().name, asked, trials)
 
@@ -155,13 +161,13 @@ def _trials(
             yield number, values, members
 
 
-def _states(folder: Path, asked: Mapping[str, Any], begun: str) -> Iterator[tuple[int, str]]:
+def _states(folder: Path, asked: Mapping[str, Any], unfinished: str) -> Iterator[tuple[int, str]]:
     """Yield (member, status) of all members that have begun; later ones replace earlier ones.
 
     Args:
         folder: folder of the records.
         asked: content of sweep.yaml.
-        begun: status of members that are not complete.
+        unfinished: status of members that are not complete.
     """
     rungs = (asked.get("halving") or {}).get("rungs", 0) if asked["mode"] == "search" else 0
     found = []
@@ -172,7 +178,7 @@ def _states(folder: Path, asked: Mapping[str, Any], begun: str) -> Iterator[tupl
         found.append((batch, rung, numbers, (place / "finished").exists()))
     newest = {batch: max(own[1] for own in found if own[0] == batch) for batch, *_ in found}
     for batch, rung, numbers, finished in found:
-        ended = "complete" if finished and rung == rungs else begun
+        ended = "complete" if finished and rung == rungs else unfinished
         status = "pruned" if asked["mode"] == "search" and rung < newest[batch] else ended
         yield from ((number, status) for number in numbers)
 

@@ -41,13 +41,14 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
         a <- (a + hash(b)) mod rows,   b <- (b + hash(a)) mod columns,
 
     which is invertible, with two random words per round. A result beyond the last place goes
-    through all rounds again. `jax.random.permutation` sorts twice, which takes longer.
+    through all rounds again (cycle walking). `jax.random.permutation` sorts twice: it takes longer.
 
     Source: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains" (2002), sections 4
     (results beyond the last place) and 5 (network).
     """
     rows, columns = _table(size)
-    words = jax.random.bits(key, (ROUNDS_OF_FEW if size <= FEW else ROUNDS, 2))
+    rounds = ROUNDS_OF_FEW if size <= FEW else ROUNDS
+    words = jax.random.bits(key, (rounds, 2), jnp.uint32)
 
     def permute(place: jax.Array) -> jax.Array:
         a, b = place // columns, place % columns
@@ -64,9 +65,10 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
 
 
 def _table(size: int) -> tuple[int, int]:
-    """Return (rows, columns) of a table of at least `size` places, as square as possible.
+    """Return (rows, columns) of a table of at least `size` places.
 
-    One of them is even, because all rounds of an odd table are even permutations.
+    It has exactly `size` places if a divisor of `size` is near its root, and is nearly square if
+    not. Rows or columns are even, because all rounds of an odd table are even permutations.
     """
     root = math.isqrt(size)
     divisor = next(rows for rows in range(root, 0, -1) if size % rows == 0)

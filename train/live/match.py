@@ -118,7 +118,7 @@ class Match:
             "rival": self.players[table.role_of(agent)] if agent else "",
             "choices": {role: list(seats) for role, seats in table.seats.items()},
             "keys": [[key, SYMBOLS.get(key, key)] for key in (controls.keys if controls else ())],
-            "words": controls.words if controls else "",
+            "explanation": controls.explanation if controls else "",
             "chosen": self._chosen(controls) if controls and controls.holds else [],
             "steers": table.can_steer and agent is not None,
             "waits": controls is not None and controls.turn_based,

@@ -113,7 +113,7 @@ def _close_with_cell(server: "LiveServer") -> None:
     cell = request.get("metadata", {}).get("cellId")
 
     def close(info: Any) -> None:
-        if info.cell_id == cell:
+        if getattr(info, "cell_id", None) == cell:  # since IPython 8.3
             shell.events.unregister("pre_run_cell", close)
             server.close()
 

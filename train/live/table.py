@@ -164,8 +164,9 @@ class Table:
     def step(self, game: Game, playing: tuple, visitor: Visitor) -> tuple[tuple, Moment]:
         """Return the next carry and moment, with NumPy arrays, see `step`.
 
-        Steps of games and evaluations run one after the other, in the order of their calls: on a
-        CPU, two programs at once take several times as long as in sequence.
+        Steps of games and evaluations run one after the other, and at most one step of an
+        evaluation before a game that waits: on a CPU, two programs at once take several times as
+        long as in sequence.
         """
         with self._queue:
             self._device.acquire()

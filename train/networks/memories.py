@@ -114,8 +114,8 @@ def _unroll_gated(
     """Advance layers of GRU, LSTM or MinGRU T steps, with fewer operations than step by step.
 
     Returns:
-        Features [T, M, size]; None if the memories differ or have other equations, or if this is
-        not faster.
+        Features [T, M, size]; None if the memories differ, have other equations or other widths, or
+        if this is not faster.
     """
     cell = type(memories[0])
     if any(type(memory) is not cell or not _is_built_in(memory) for memory in memories):
@@ -124,6 +124,8 @@ def _unroll_gated(
     if has_products and on_cpu():  # the arrays of all steps do not fit into a CPU's caches
         return None
     layers = tuple(memory.layer() for memory in memories)
+    if len({layer.bias.size for layer in layers}) > 1:
+        return None
     hidden = jax.tree.leaves(carries[-1])[-1]
     shape = (*restarts.shape, layers[0].bias.size)
     by_kernel = recurrence.is_chosen(

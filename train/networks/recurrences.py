@@ -9,9 +9,10 @@ The second product may be missing. The products with W_x are computed for all st
 the loop, and the gradients of W_x and W_h after the loop of the backward pass. Each loop contains
 one product per step. On NVIDIA GPUs, each loop can be one kernel (wdjax/kernels/recurrence.py).
 
-Kernels round to float16: gates of the input, carries, and gradients of gates divided by the largest
-gradient of a hidden state. Errors are at most 2^-11 of a number, or 2^-25 of the largest gradient.
-Gradients that grow more than 65504 times on the way back through an episode are clipped.
+Kernels round to float16: gates of the input, carries, and gradients of gates and of hidden states
+between layers, divided by the largest gradient of a hidden state of the last layer. Errors are at
+most 2^-11 of a number, or 2^-25 of the largest gradient. Gradients that grow more than 65504 times
+on the way back through an episode and the layers are clipped.
 """
 
 import functools
@@ -43,8 +44,8 @@ class Layer(NamedTuple):
     """[gates * size], added to the products with `input_kernel`"""
 
 
-class Steps(NamedTuple):
-    """Carries and gates of one layer in all steps, for the backward pass."""
+class Residuals(NamedTuple):
+    """Arrays for the backward pass of one layer."""
 
     layer: Layer
     carry: chex.ArrayTree  # before the first step
@@ -90,7 +91,7 @@ def _forward(
     restarts: jax.Array,
     starts: tuple[chex.ArrayTree, ...],
 ) -> tuple[jax.Array, tuple]:
-    """Return (hidden states, what `_backward` needs)."""
+    """Return (hidden states, residuals)."""
     saved = []
     for layer, carry, start in zip(layers, carries, starts, strict=True):
         saved.append(_layer_forward(advance, by_kernel, layer, carry, xs, restarts, start))
@@ -106,7 +107,7 @@ def _layer_forward(
     xs: jax.Array,
     restarts: jax.Array,
     start: chex.ArrayTree,
-) -> Steps:
+) -> Residuals:
     """Advance one layer through all steps."""
 
     def plain(
@@ -145,13 +146,13 @@ def _layer_forward(
     inputs = rounded_product(xs, layer.input_kernel, dtype)
     operands = layer.kernel, layer.bias, carry, inputs, restarts
     carries = cuda_or_default(fused, plain, *operands) if by_kernel else plain(*operands)
-    return Steps(layer, carry, start, xs, inputs, carries)
+    return Residuals(layer, carry, start, xs, inputs, carries)
 
 
 def _backward(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
-    saved: tuple[list[Steps], jax.Array],
+    saved: tuple[list[Residuals], jax.Array],
     d_hidden: jax.Array,
 ) -> tuple:
     """Return the gradients of all arguments of `unroll` but the first two."""
@@ -160,13 +161,13 @@ def _backward(
     d_layers: list[Layer] = []
     d_carries: list[chex.ArrayTree] = []
     factor = 1.0 / top
-    for steps in reversed(layers):
+    for residuals in reversed(layers):
         d_layer, d_carry, d_inputs = _layer_backward(
-            advance, by_kernel, steps, restarts, d_hidden, factor
+            advance, by_kernel, residuals, restarts, d_hidden, factor
         )
-        input_kernel = rounded(steps.layer.input_kernel, _dtype(by_kernel))
+        input_kernel = rounded(residuals.layer.input_kernel, _dtype(by_kernel))
         d_hidden = jnp.matmul(d_inputs, input_kernel.T, preferred_element_type=jnp.float32)
-        if steps is not layers[0]:  # divided by `top` already
+        if residuals is not layers[0]:  # divided by `top` already
             d_hidden, factor = rounded(d_hidden, _dtype(by_kernel)), jnp.float32(1.0)
         d_layers.insert(0, d_layer)
         d_carries.insert(0, d_carry)
@@ -180,7 +181,7 @@ unroll.defvjp(_forward, _backward)
 def _layer_backward(
     advance: Callable[..., chex.ArrayTree],
     by_kernel: bool,
-    steps: Steps,
+    residuals: Residuals,
     restarts: jax.Array,
     d_hidden: jax.Array,
     factor: jax.Array,
@@ -190,12 +191,12 @@ def _layer_backward(
     Args:
         advance: see `unroll`.
         by_kernel: see `unroll`.
-        steps: results of `_layer_forward`.
+        residuals: results of `_layer_forward`.
         restarts: see `unroll`.
         d_hidden: [T, M, size], gradients of the hidden states.
         factor: (), for all gradients.
     """
-    layer, carry, start, xs, inputs, carries = steps
+    layer, carry, start, xs, inputs, carries = residuals
     kernel, dtype = layer.kernel, _dtype(by_kernel)
 
     def fused(

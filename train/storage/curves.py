@@ -69,7 +69,8 @@ def read_curves(folder: str | Path) -> list[dict[str, Any]]:
     configs = [curve.config for curve in curves if curve.config]
     names = dict.fromkeys(name for config in configs for name in config)
     is_param = lambda name: name.startswith("env_params.")  # noqa: E731
-    # sweeps do not record the parameters of custom environments that they do not set
+    # not compared: parameters that a run does not list, of another environment, or of a custom one
+    # and not set by a sweep
     known = {n: [own for own in configs if n in own or not is_param(n)] for n in names}
     differ = [n for n, own in known.items() if any(c.get(n) != own[0].get(n) for c in own)]
     return [
@@ -121,6 +122,7 @@ def _curves_of(file: Path, root: Path, bases: Mapping[Path, Callable]) -> Iterat
             number, own = member["member"], {"values": {}, "config": {}} | member
             require_fields(members, own, values=dict, config=dict)
             values = own["values"]
+            require_fields(members, {"total_env_steps": 0} | values, total_env_steps=int)
             base = bases[sweep](values.get("total_env_steps")) if sweep else {}
             config = {"seed": None, "policies": {}} | (own["config"] or base)
             require_fields(members, config, policies=dict)

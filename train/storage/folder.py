@@ -5,6 +5,7 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from wdjax.yaml_reader import flat, read_yaml
 
 CONFIG = "config.yaml"  # file in the folder of a run
 VERSION = "wdjax"  # field of config.yaml: the version that wrote it
+LOOK = 0.1  # seconds; a report locks the file of a sweep for an instant
 MADE_WITH = "made_with"  # field of config.yaml: versions and device of the last process
 
 # fields that may change when a run is resumed
@@ -149,7 +151,11 @@ def hold_folder(workdir: Path, kind: Kind = RUN) -> Iterator[Callable[[], None]]
         def lock() -> None:
             with writing(workdir):  # opened to append: NFS locks only writable files
                 stream = stack.enter_context(open_regular(workdir / kind.locked, "ab"))
-            if try_lock(stream) is False:  # without locks, two runs can use one folder
+            busy = try_lock(stream) is False  # without locks, two runs can use one folder
+            if busy:  # also while a report looks at a sweep
+                time.sleep(LOOK)
+                busy = try_lock(stream) is False
+            if busy:
                 raise BlockingIOError(
                     f"{workdir}: {kind.busy} there. Wait for it or use another --workdir."
                 )

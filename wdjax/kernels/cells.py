@@ -158,7 +158,9 @@ def _grid_of(x: jax.Array, y: jax.Array, active: jax.Array, side: int) -> _Grid:
     (low_x, per_x), (low_y, per_y) = axis(x), axis(y)
     sizes = jnp.abs(jnp.stack([x, y]))
     error = COORDINATE_ERROR * jnp.max(sizes) + SMALLEST
-    exact_zeros = jnp.all((sizes == 0) | (sizes >= NO_UNDERFLOW)).astype(jnp.float32)
+    exact_zeros = jnp.all(~active[None] | (sizes == 0) | (sizes >= NO_UNDERFLOW)).astype(
+        jnp.float32
+    )
     return _Grid(low_x, per_x, low_y, per_y, error, exact_zeros)
 
 

@@ -12,7 +12,7 @@ def in_range(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
 
 
 def rounded(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Return values in `dtype`, clipped to 65504 for float16."""
+    """Return values in `dtype`, clipped to 65504 for float16 unless they are float16 already."""
     return values if values.dtype == dtype else in_range(values, dtype).astype(dtype)
 
 

@@ -50,8 +50,8 @@ class Others(NamedTuple):
     bits: int  # 2^n - 1: low bits of a key, which contain the place after the first one
     fits: jax.Array | bool  # whether all places fit into these bits
     exact_zeros: jax.Array | bool = False
-    """whether a key without distance bits means the same position, and these agents have places
-    in the order of their indices"""
+    """whether a key without distance bits means the same position; agents at equal positions are
+    then stored by ascending index"""
 
 
 def nearest(
@@ -110,8 +110,8 @@ def search(others: Others, k: int, last: jax.Array | int) -> tuple[jax.Array, ..
     distances, indices, is_sorted = _sort_nearly_sorted(others, keys[:num_sorted], last)
     next_key = keys[min(num_sorted, len(keys) - 1)]
     # exact if no agent remains, if all others are farther than the k-th neighbor (the smallest
-    # squared distance with the next key has zeros in place of the index), or if the k and the next
-    # one are in the agent's position
+    # squared distance with the next key has zeros in place of the index), or if the next key has
+    # distance 0, and hence also the k nearest
     is_exact = next_key >= INFINITE
     next_square = jax.lax.bitcast_convert_type(next_key & ~others.bits, jnp.float32)
     is_exact |= jnp.sqrt(next_square) > distances[k - 1]

@@ -132,6 +132,7 @@ def test_missing_folders_and_damaged_files_are_named(tmp_path):
         read_curves(tmp_path)
     write_run(tmp_path / "members", [9.0])
     number, wrong = {"member": 0}, ({"values": 3}, {"config": 3}, {"config": {"policies": 3}})
+    wrong = ({"values": {"total_env_steps": [1]}}, *wrong)
     for members in (3, [3], [{}], *([number | own] for own in wrong)):
         text = json.dumps({"size": 1, "members": members})
         (tmp_path / "members" / "members.json").write_text(text)

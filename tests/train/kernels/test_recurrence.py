@@ -126,8 +126,13 @@ def test_memories_agree_with_their_kernels(name, num_layers, interpreted, monkey
     expected, decisions = gradient()
     assert not decisions
     policy = "agent"
+    depths = []
+    unroll = memories.unroll
+    counted = lambda *rows: depths.append(len(rows[2])) or unroll(*rows)  # noqa: E731
+    monkeypatch.setattr(memories, "unroll", counted)
     found, decisions = gradient()
     assert decisions == {"memory of agent": None}
+    assert depths == [num_layers]  # all layers together
     assert_equal_up_to_float16(found, expected)
     assert gradient(carry)[1] == {"memory of agent": "its init_carry is custom"}
     graphdef = nnx.split(memory_of(type("Own", (cell,), {}), num_layers))[0]

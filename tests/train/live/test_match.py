@@ -213,7 +213,7 @@ def test_a_turn_based_environment_waits_for_a_key(match, monkeypatch):
 
 
 def test_held_keys_are_marked_and_explained(match, monkeypatch):
-    own = Controls({"1": {0: 1}, "2": {0: 2}}, (1,), holds=True, words="1, 2: move")
+    own = Controls({"1": {0: 1}, "2": {0: 2}}, (1,), holds=True, explanation="1, 2: move")
     monkeypatch.setitem(match.table.controls, "runner", own)
     match.restart()
     assert header(match.frame())["live"]["chosen"] == ["1"]
@@ -221,7 +221,7 @@ def test_held_keys_are_marked_and_explained(match, monkeypatch):
     match.receive('{"keys": []}')
     match.step()
     status = header(match.frame())["live"]
-    assert (status["chosen"], status["words"]) == (["2"], "1, 2: move")
+    assert (status["chosen"], status["explanation"]) == (["2"], "1, 2: move")
     match.receive('{"agent": ["tagger", 0]}')
     assert header(match.frame())["live"]["chosen"] == []  # returns to idle
 

@@ -157,7 +157,9 @@ def test_episodes_start_at_a_custom_carry(name):
 def test_gpus_unroll_with_the_same_results_and_gradients(name, monkeypatch):
     memory, carry, xs = drawn(name)
     graphdef, params = nnx.split(memory)
-    start = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.7), carry)
+    leaves, structure = jax.tree.flatten(carry)
+    other = [jnp.full_like(leaf, 0.7 - 0.4 * i) for i, leaf in enumerate(leaves)]
+    start = jax.tree.unflatten(structure, other)
     weights = jax.random.normal(jax.random.key(2), (STEPS, SEQUENCES, 1))
 
     def results(*start):
