@@ -29,11 +29,8 @@ from wdjax.train.storage.sweep_folder import read_sweep
 from wdjax.yaml_reader import flat
 
 PLACES = {"grid": "groups", "search": "batches", "pbt": "population"}  # mode -> folder of records
-STATUS_OF_LOCK = {
-    False: "running",
-    True: "stopped",
-    None: "unfinished",
-}  # `try_lock` sweep.yaml -> status
+# result of `try_lock` for sweep.yaml -> status of members that are not complete
+STATUS_OF_LOCK = {False: "running", True: "stopped", None: "unfinished"}
 LABEL = 36  # characters of a label; longer ones are cut in legends
 UNIT = {"grid": "configuration", "search": "trial", "pbt": "member"}
 WORDS = (
@@ -113,13 +110,11 @@ def read_record(folder: Path) -> SweepRecord:
     with open_regular(file) as stream:
         unfinished = STATUS_OF_LOCK[try_lock(stream, shared=True)]
     states = dict(_states(place, asked, unfinished))
-    first = (
-        unfinished if unfinished == "stopped" else "waiting"
-    )  # status of members that have not begun
+    not_begun = unfinished if unfinished == "stopped" else "waiting"
     trials = []
     for number, values, members in _trials(folder, asked, rows):
         runs = tuple(tuple(rows[member]) for member in members)
-        now = {states.get(member, first) for member in members}
+        now = {states.get(member, not_begun) for member in members}
         bad = any(own and own[-1].get("bad_numbers") for own in runs)
         status = "bad numbers" if bad else now.pop() if len(now) == 1 else unfinished
         trials.append(Trial(number, values, runs, status))
