@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from wdjax.kernels.backend import cuda_or_default
 from wdjax.train.algorithms.returns import Experience
 from wdjax.train.algorithms.shuffle import shuffle
 from wdjax.train.config.schema import PolicyConfig
@@ -177,6 +178,9 @@ def fit(
         shape = (1, *shape[1:])  # shuffle whole sequences
     order = lambda key: shuffle(key, shape, num_blocks, minibatches)  # noqa: E731
     index = jax.vmap(order)(jax.random.split(key, epochs)).reshape(epochs * minibatches, -1)
+    # Without the barrier, XLA computes the order again inside gathers. LLVM of jaxlib 0.12 does not
+    # finish some of these loops on a CPU: it visits each path through the chain of operations.
+    index = cuda_or_default(lambda index: index, jax.lax.optimization_barrier, index)
     advantage = normalized_advantages(batch, index) if normalize_advantage else None
 
     def step(state: PolicyState, stopped: jax.Array, minibatch: Batch) -> tuple:
