@@ -329,6 +329,7 @@ def test_bundled_runs_load(name):
     assert (FOLDER / "policies" / f"{name}.npz").stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_a_policy_begins_with_a_reference_and_plays_against_it():
     changes = {
         "checkpoint": "reference:tag_continuous:runner",

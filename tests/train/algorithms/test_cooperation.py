@@ -84,7 +84,7 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance})
 
 
-@cases("MAPPO", names=CASES)
+@cases(names=CASES)
 def test_a_run_resumes_exactly(name, tmp_path):
     config = match(name, updates_per_chunk=1, total_env_steps=3 * 16 * 4)
     learner = make_learner(config)
@@ -143,7 +143,7 @@ def test_a_team_learns_to_cooperate(name):
     assert np.nanmean(metrics["episode_matches"][-10:]) / 3 > (0.9 if "MAPPO" in name else 0.8)
 
 
-@cases("MAPPO", "PQN")
+@cases()
 def test_a_team_plays_without_its_partners(name):
     learner = make_learner(match(name))
     state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=1)
@@ -333,7 +333,7 @@ def test_mappo_learns_only_from_decisions():
     assert np.isfinite(metrics["worker/value_loss"]).all()
 
 
-@cases("MAPPO", "PQN")
+@cases()
 def test_a_policy_learns_beside_ppo_and_against_its_past(name):
     algorithm, policy = CASES[name]
     own = {**policy, **algorithm, "past_selves": 2, "past_selves_every": 1}

@@ -90,6 +90,7 @@ def test_a_custom_algorithm_learns_the_same_on_two_devices():
     close(one_metrics["agent/bonus"], two_metrics["agent/bonus"])
 
 
+@pytest.mark.slow
 def test_a_custom_algorithm_that_reduces_over_devices_trains(tmp_path):
     state = Trainer(rnd_config(), tmp_path / "run", quiet=True).train()
     assert int(state.num_updates) == 3

@@ -137,6 +137,7 @@ def test_updates_of_policies_with_set_encoders_use_kernels_on_gpus(card, shared_
     assert "pool_sets_back" in text
 
 
+@pytest.mark.slow
 def test_custom_set_encoders_use_plain_xla(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with listening() as decisions:
