@@ -47,24 +47,25 @@ train: $(RUN_STAMP)
 # programs.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-# These flags more than halve the compile time of the quick tests' small programs with jaxlib 0.10. Later versions
-# reject the first flag. Slow tests use the default flags, as users do.
+# These flags more than halve the compile time of the tests' small programs with jaxlib 0.10. Later versions reject the
+# first flag: their tests use the default flags, as users do. Quick tests are not optimized either.
 JAXLIB = $(shell $(BIN)/python -c 'from importlib.metadata import version; print(version("jaxlib"))')
-QUICK_0_10 := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
-QUICK_XLA_FLAGS = $(if $(filter 0.10.%,$(JAXLIB)),$(QUICK_0_10))
+IS_0_10 = $(filter 0.10.%,$(JAXLIB))
+FLAGS = $(if $(IS_0_10),--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1)
+QUICK_FLAGS = $(FLAGS) $(if $(IS_0_10),--xla_backend_optimization_level=0)
 
 test: $(DEV_STAMP)
-	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	XLA_FLAGS="$$XLA_FLAGS $(QUICK_FLAGS)" $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(DEV_STAMP)
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+	XLA_FLAGS="$$XLA_FLAGS $(FLAGS)" $(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-all: $(DEV_STAMP)
-	$(PYTEST) $(PYTEST_ARGS)
+	XLA_FLAGS="$$XLA_FLAGS $(FLAGS)" $(PYTEST) $(PYTEST_ARGS)
 
 coverage: $(DEV_STAMP)
 	$(BIN)/python -m pip install --quiet "pytest-cov>=6"
-	XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA_FLAGS)" $(PYTEST) -m "not slow" --cov --cov-report=term --cov-report=xml $(PYTEST_ARGS)
+	XLA_FLAGS="$$XLA_FLAGS $(QUICK_FLAGS)" $(PYTEST) -m "not slow" --cov --cov-report=term --cov-report=xml $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check
