@@ -207,7 +207,7 @@ def test_own_game_is_evaluated_by_name_against_its_scripts(
     monkeypatch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
     config = dataclasses.replace(own_game.game(), num_envs=4, rollout_length=5, total_env_steps=20)
     Trainer(config, workdir=tmp_path / "run").train()
-    assert "split" not in (tmp_path / "run" / "config.yaml").read_text()
+    assert "split:" not in (tmp_path / "run" / "config.yaml").read_text()
     capsys.readouterr()
     run = ["eval", str(tmp_path / "run"), "--episodes", "8", "--opponents"]
     main([*run, "hunt_nearest", "flee_nearest", "--output", str(tmp_path / "cells.json")])
