@@ -22,6 +22,8 @@ AT_ONCE = 48  # cases per kernel
 DRAWN = 200  # random cases
 # relative tolerances: kernels use fused multiply-add, and divide with an error of 2 ulp
 ERRORS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+# without this code generator, which later versions always use, jaxlib 0.10 cannot clamp bools
+OPTIONS = {"xla_cpu_use_fusion_emitters": True} if jax.__version__.startswith("0.10.") else None
 
 
 def main(every: int = 1) -> None:
@@ -65,7 +67,10 @@ def compare(
         operands = [case.operands for case in part]
         if shared:
             operands = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), operands)
-        run = jax.jit(lambda operands, part=part: run_kernel(part, operands, interpret, shared))
+        run = jax.jit(
+            lambda operands, part=part: run_kernel(part, operands, interpret, shared),
+            compiler_options=OPTIONS,
+        )
         try:
             found = jax.device_get(run(operands))
         except Exception as error:  # the other cases continue
@@ -81,7 +86,8 @@ def compare(
             lambda operands, part=part: [
                 jax.vmap(case.function)(*arrays)
                 for case, arrays in zip(part, operands, strict=True)
-            ]
+            ],
+            compiler_options=OPTIONS,
         )
         faults += filter(
             None, map(difference, part, operands, found, jax.device_get(plain(operands)))
