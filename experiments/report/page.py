@@ -23,7 +23,7 @@ p {{ margin: 4px 0; color: var(--grey) }}
 section > div {{ overflow-x: auto }}
 table {{ border-collapse: collapse; font-size: 12px; margin: 4px 0 12px }}
 tr + tr {{ border-top: 1px solid var(--faint) }} td, th {{ white-space: nowrap }}
-details td {{ white-space: normal; overflow-wrap: anywhere }}
+details td, section:last-child td + td {{ white-space: normal; overflow-wrap: anywhere }}
 summary {{ cursor: pointer; color: var(--blue) }}
 .panels, .players {{ display: grid; gap: 8px 16px }}
 .panels {{ grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)) }}
@@ -34,7 +34,6 @@ summary {{ cursor: pointer; color: var(--blue) }}
 iframe {{ color-scheme: normal }}
 @media (max-width: 640px) {{ body {{ padding: 10px }} iframe {{ height: 900px !important }}
   table {{ font-size: 10px }} td, th {{ white-space: normal; padding: 2px 4px 2px 0 !important }}
-  section:last-child td {{ overflow-wrap: anywhere }}
   th:first-child, td:first-child {{ overflow-wrap: anywhere; min-width: 56px }}
   .matrices td + td {{ padding: 2px 4px 2px 0 !important }} }}
 """

@@ -56,6 +56,7 @@ ARGUMENTS = (
     "8",
 )
 ENV_STEPS = 8 * 16  # per update
+ONE_DEVICE = "--xla_force_host_platform_device_count=1"
 
 
 def by_flags(port, i):
@@ -109,10 +110,9 @@ def two_processes(folder, settings, *arguments):
                 str(folder),
                 *flags,
             ]
-            one_device = {
-                "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-                "JAX_PLATFORMS": "cpu",
-            }
+            flags_of_tests = os.environ["XLA_FLAGS"].split()  # other ones round differently
+            of_xla = [flag for flag in flags_of_tests if not flag.startswith(ONE_DEVICE[:-1])]
+            one_device = {"XLA_FLAGS": " ".join([*of_xla, ONE_DEVICE]), "JAX_PLATFORMS": "cpu"}
             cache = {
                 "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
