@@ -93,18 +93,21 @@ def check(find, num_agents, k, layout, active, seed):
         equally_near(found, expected, x, y, active)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_agents", "k"), SIZES)
 @each_layout
 def test_neighbors_are_those_of_all_distances(num_agents, k, layout, active, seed):
     check(nearest_neighbors_cells, num_agents, k, layout, active, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_agents", "k"), KERNEL_SIZES)
 @each_layout
 def test_kernel_finds_those_of_all_distances(num_agents, k, layout, active, seed):
     check(kernel, num_agents, k, layout, active, seed)
 
 
+@pytest.mark.slow
 def test_more_places_than_keys_can_number_are_searched_by_insertion(monkeypatch):
     # another k than elsewhere: the kernel is traced with this limit
     monkeypatch.setattr("wdjax.kernels.cells.MAX_WINDOW", 128)
@@ -112,6 +115,7 @@ def test_more_places_than_keys_can_number_are_searched_by_insertion(monkeypatch)
         check(kernel, 300, 4, layout, 1.0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_agents", "k"), [(160, 5), (161, 13), (704, 10)])
 def test_a_block_that_begins_at_the_last_place_reads_no_other_replica(num_agents, k):
     # interpreted kernels read missing values there, a GPU reads the next replica
@@ -132,6 +136,7 @@ def test_positions_of_empty_slots_may_be_anything(value):
         same((index[active], found[active]), (expected[0][active], expected[1][active]))
 
 
+@pytest.mark.slow
 def test_rows_of_features_are_those_of_all_distances():
     rng = np.random.default_rng(0)
     x, y = LAYOUTS["grid"](rng, 150).astype(np.float32)
@@ -161,6 +166,7 @@ def test_neighbors_by_hand():
     ] == rows
 
 
+@pytest.mark.slow
 def test_replicas_agree_with_single_calls_under_two_vmaps():
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 9, (2, 2, 3, 40)).astype(np.float32)

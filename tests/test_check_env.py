@@ -43,6 +43,7 @@ slow_but_one = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_one)
 def test_registered_environments_pass(name):
     assert wdjax.check_env(name) is None
@@ -193,6 +194,7 @@ def test_random_play_lasts_until_all_agents_terminate():
     ).all()
 
 
+@pytest.mark.slow
 def test_random_play_in_chunks_covers_the_same_steps(monkeypatch, only_play):
     monkeypatch.setattr(env_play, "CHUNK_BYTES", 5_000)
     pieces = play_of(Line(), 200)

@@ -80,6 +80,7 @@ class Meddles(Changed):
 MOMENT = r"in step {} of an episode\. {}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "words"),
     [
@@ -118,6 +119,7 @@ def test_check_env_names_the_broken_rule(env, words):
         wdjax.check_env(env(), num_steps=200)
 
 
+@pytest.mark.slow
 def test_check_env_refuses_rewards_after_an_agent_has_left():
     words = r"reward\['runner'\]\[0\] is not 0 after termination in step 6"
     with pytest.raises(EnvCheckError, match=words):

@@ -74,6 +74,7 @@ def test_keys_of_decisions_are_held(name, group, pressed, parts):
     assert {component: row[component] for component in parts} == parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["tagger", "runner"])
 @pytest.mark.parametrize("point", [(1.0, 9.0), (9.0, 2.0)])
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])

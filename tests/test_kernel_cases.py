@@ -52,6 +52,7 @@ FOUND = [  # past failures: wrong results or crashes
 ]
 
 
+@pytest.mark.slow
 def test_past_failures_agree_with_xla():
     assert compare(FOUND, interpret=True) == ([], [])
 
@@ -92,6 +93,7 @@ def test_erf_inv_of_shared_operands_is_not_supported():
     assert "triton" not in lowered(run, np.float32(0.5), X)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=2)
 @hypothesis.given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5))
 def test_random_programs_agree_with_xla(seeds):

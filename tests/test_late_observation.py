@@ -155,6 +155,7 @@ class SmallClock(Endless):
         return obs, after.replace(time=state.time + jnp.ones((), self.kind)), *rest
 
 
+@pytest.mark.slow
 def test_correct_late_environment_passes():
     wdjax.check_env(Late(), num_steps=200)
 

@@ -63,6 +63,7 @@ def test_the_limit_counts_the_iterations_of_inner_loops(monkeypatch):
     assert sorted(found) == [(4, 1), (10, 10)]
 
 
+@pytest.mark.slow
 def test_wrapped_environments_unroll_loops_on_gpus(monkeypatch):
     pytest.importorskip("jaxmarl", exc_type=ImportError)
     env, params = wdjax.make("jaxmarl:HeuristicEnemySMAX", credit="team")

@@ -94,6 +94,7 @@ def test_fields_of_a_run_are_reserved_names():
     assert {field.name for field in dataclasses.fields(TrainConfig)} == CONFIGURED
 
 
+@pytest.mark.slow
 def test_check_env_warns_about_colliding_statistics():
     env = Ledger(("length", "coins"), ratios=(("updates", "length", "coins"),))
     with pytest.warns(

@@ -49,6 +49,7 @@ def check(find, x, y, active, k):
     assert (np.diff(np.asarray(exists).astype(int), axis=1) <= 0).all()
 
 
+@pytest.mark.slow
 @each
 @hypothesis.given(
     st.sampled_from([1, 3, N - 1, N]),
@@ -164,6 +165,7 @@ def crowd(seed, n, num_features, num_own):
     return x, y, rng.random(n) < 0.7, numbers[:, :num_features], numbers[:, num_features:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "implementation",
     [neighbor_rows_simple, functools.partial(neighbor_rows_kernel, interpret=True)],
@@ -188,6 +190,7 @@ def test_rows_contain_relative_features_of_neighbors(
     np.testing.assert_array_equal(np.concatenate(rows), expected_rows(*arrays, k, num_relative))
 
 
+@pytest.mark.slow
 def test_rows_under_vmap():
     many = [
         np.stack(leaves)
@@ -212,6 +215,7 @@ def test_derivative_of_rows_equals_that_of_features():
     np.testing.assert_array_equal(derivative[:, 6], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_agents", "word"), [(40, "top_k"), (9_000, "sort")])
 def test_many_neighbors_use_plain_xla(num_agents, word):
     x = np.zeros(num_agents, np.float32)
@@ -221,6 +225,7 @@ def test_many_neighbors_use_plain_xla(num_agents, word):
     assert word in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_agents", [1_000, 20_000])
 def test_many_agents_use_cells(num_agents):
     x = np.zeros(num_agents, np.float32)

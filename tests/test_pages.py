@@ -220,6 +220,7 @@ def test_reference_run_of_the_how_to_page_is_kept_by_begin(algorithms, tmp_path)
     assert "agent/kl_reference" in set(jax.eval_shape(learner.update, learner.shapes)[1])
 
 
+@pytest.mark.slow
 def test_wrapper_of_the_how_to_page_is_an_environment():
     (code,) = [code for code in code_of("docs/how_to/own_environment.md") if "class Hidden" in code]
     scope = {"__name__": "page"}
@@ -230,6 +231,7 @@ def test_wrapper_of_the_how_to_page_is_an_environment():
     np.testing.assert_array_equal(obs, state.theta[None])
 
 
+@pytest.mark.slow
 @jax.numpy_rank_promotion("allow")
 def test_beta_distribution_of_the_how_to_page_equals_scipy(algorithms):
     distribution = algorithm_page("class Beta:")["Beta"]((2,), (-1.0, 0.0), (1.0, 3.0))
@@ -253,6 +255,7 @@ def test_beta_distribution_of_the_how_to_page_equals_scipy(algorithms):
     np.testing.assert_allclose(flat, 0.5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @jax.numpy_rank_promotion("allow")
 def test_beta_distribution_of_the_how_to_page_is_learned(algorithms):
     algorithm_page("class Beta:")
@@ -261,6 +264,7 @@ def test_beta_distribution_of_the_how_to_page_is_learned(algorithms):
         metrics_of("cartpole_ppo", "BetaPPO")
 
 
+@pytest.mark.slow
 def test_algorithm_of_the_how_to_page_learns(algorithms):
     returns = algorithm_page("class Reinforce")["metrics"]["agent/episode_return"]
     assert returns[-5:].mean() > 1.5 * returns[:5].mean()

@@ -61,6 +61,7 @@ each_game = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @each_game
 def test_kernel_agrees_with_scan(game):
     actual, expected = played(game, "kernel")[1], played(game, "scan")[1]
@@ -79,6 +80,7 @@ def test_kernel_agrees_with_scan(game):
             np.testing.assert_array_equal(value, other, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 @each_game
 def test_play_agrees_with_single_steps(game):
     """Replicas are stepped one by one, with the keys that the module documents."""
@@ -155,6 +157,7 @@ def with_short_episodes(env):
     return Short()
 
 
+@pytest.mark.slow
 def test_short_episodes_use_the_documented_reset_keys():
     env, params = make("cartpole")
     env = with_short_episodes(env)
@@ -186,6 +189,7 @@ def test_small_environments_have_a_kernel(game):
     assert "while" not in text
 
 
+@pytest.mark.slow
 def test_play_accepts_traced_params():
     env, params = make("cartpole")
     state = start_play(env, params, jax.random.key(0), 3)
@@ -210,6 +214,7 @@ def test_play_supports_groups():
     assert set(state.episode_return) == set(env.groups)
 
 
+@pytest.mark.slow
 def test_uniform_action_is_uniform_and_independent():
     keys = jax.random.split(jax.random.key(0), 6_000)
     for space, counts in ((wdjax.Discrete(3), (3,)), (wdjax.MultiDiscrete((2, 3)), (2, 3))):

@@ -110,6 +110,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_random_bits_equal_those_of_jax(draw):
     check(draw, KEYS)
@@ -128,6 +129,7 @@ def test_random_floats_agree_with_jax(draw):
     check(draw, KEYS, exact=False)
 
 
+@pytest.mark.slow
 def test_categorical_draws_equal_those_of_jax():
     logits = jnp.array([0.1, -2.0, 0.7, 0.0])
     check(lambda key: jax.random.categorical(key, logits), KEYS)
@@ -192,6 +194,7 @@ def test_array_operations_agree_with_vmap(function):
     check(function, X, exact=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -243,6 +246,7 @@ def test_nan_propagates_and_rounding_ties_go_to_even():
     )
 
 
+@pytest.mark.slow
 def test_conditions_with_random_branches_agree_with_vmap():
     def function(x, i, key):
         def rare(current, over, key):
@@ -313,6 +317,7 @@ def test_unsupported_primitives_are_named(word):
         by_scalar(REFUSED[word], X)
 
 
+@pytest.mark.slow
 def test_unsupported_key_types_are_named():
     def step(key, _):
         return (jax.random.split(key)[0], jax.random.bits(key))
@@ -354,6 +359,7 @@ def walkers(num_replicas, num_steps):
     return carry, {"push": jnp.asarray(rng.normal(size=(num_steps, num_replicas, 2)), jnp.float32)}
 
 
+@pytest.mark.slow
 def test_kernel_agrees_with_scan():
     carry, xs = walkers(LANES + 5, 20)
     weights = jnp.array([4.0, 6.0])
@@ -401,13 +407,14 @@ def network(sizes, activation):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "activation"),
     [
         ((4, 32, 32, 2), jnp.tanh),
         ((20, 16, 3), jax.nn.silu),
-        pytest.param((3, 7, 20, 12), jax.nn.relu, marks=pytest.mark.slow),
-        pytest.param((5, 40, 1), jax.nn.gelu, marks=pytest.mark.slow),
+        ((3, 7, 20, 12), jax.nn.relu),
+        ((5, 40, 1), jax.nn.gelu),
     ],
 )
 def test_networks_in_a_kernel_agree_with_scan(sizes, activation):
@@ -423,7 +430,8 @@ def test_networks_in_a_kernel_agree_with_scan(sizes, activation):
     assert "triton" in lowered(lambda carry: scan_replicas(step, carry, length=3), carry)
 
 
-@pytest.mark.parametrize("agents", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("agents", [1, 3])
 def test_networks_of_several_agents_agree_with_scan(agents):
     rng = np.random.default_rng(2)
 
@@ -474,6 +482,7 @@ def slow_but(quick, names):
     return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("numbers", "network"), AT_ONCE))
 def test_loops_without_a_carry_are_vectorized(name):
     """Map over three rows, each in its own lanes. The first is shared, the last constant."""
@@ -527,6 +536,7 @@ READ = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("floats", "flags"), TABLES))
 def test_shared_tables_are_read_by_index(name):
     """Each replica reads rows by its own index, some below 0 or beyond the end."""
@@ -555,6 +565,7 @@ def test_shared_tables_are_read_by_index(name):
     )
 
 
+@pytest.mark.slow
 def test_large_constant_tables_stay_in_memory():
     def step(carry, _):
         return (carry, jnp.asarray(TABLES["many"])[carry])
@@ -564,6 +575,7 @@ def test_large_constant_tables_stay_in_memory():
     np.testing.assert_array_equal(actual[0], TABLES["many"][places])
 
 
+@pytest.mark.slow
 def test_stacked_outputs_agree_with_scan():
     def step(carry, _):
         key, x = carry
@@ -580,6 +592,7 @@ def test_stacked_outputs_agree_with_scan():
         np.testing.assert_array_equal(data_of(value), data_of(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 9])
 def test_small_outputs_have_the_order_of_their_leaf(size):
     """Outputs of 2 to 8 distinct words are stored without a transpose, others with one."""

@@ -70,6 +70,7 @@ def test_each_replica_uses_its_own_params():
     assert len(np.unique(info["final_obs"][:, 3])) == N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset", ["fresh", "fixed", ResetPool(3)], ids=str)
 def test_each_replica_resets_with_its_own_params(reset):
     env, params = wdjax.make("tag_gridworld", num_taggers=3, random_start=True)
@@ -133,6 +134,7 @@ def test_step_replicas_agrees_with_single_replicas_and_does_not_reset():
 # --- keys ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_blocks", "reset"), [(1, "fresh"), (2, "fresh"), (4, ResetPool(5)), (N, "fresh")]
 )
@@ -293,6 +295,7 @@ def test_late_observation_agrees_with_step(strategy, late, way, monkeypatch):
     assert ((early[0] != early[-1]["final_obs"]).any(axis=-1) == over).all()
 
 
+@pytest.mark.slow
 def test_population_members_agree_with_single_runs():
     """Episodes of members end at different times: the shared condition must reset only those."""
     env, params = Walk(), jax.tree.map(jnp.asarray, Params())

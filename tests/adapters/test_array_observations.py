@@ -103,6 +103,7 @@ def test_groups_of_named_agents_share_arrays():
     np.testing.assert_array_equal(obs["dog"][:, 0, 0, 0], [1, 0])
 
 
+@pytest.mark.slow
 def test_masks_as_arrays_restrict_dead_agents():
     class Stacked(Battle):
         def get_avail_actions(self, state):

@@ -86,6 +86,7 @@ GAMES = [
 each_game = pytest.mark.parametrize(("name", "changes"), GAMES)
 
 
+@pytest.mark.slow
 @each_game
 def test_steps_agree_with_gymnax(name, changes):
     _, _, (obs, state, their_obs, their_state), (theirs, ours, _) = play(name, **changes)
@@ -469,6 +470,7 @@ def test_single_done_is_a_termination():
     assert (obs.dtype, reward.dtype) == (jnp.float32, jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registry")
 def test_registered_adapter_trains_by_name(tmp_path):
     env, params = wdjax.adapters.from_gymnax(

@@ -288,6 +288,7 @@ def test_groups_are_named_by_stem():
     assert {name: stem(name) for name in names} == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "groups", "masked"),
     [

@@ -174,6 +174,7 @@ class Board(Relay):
         return action, self._timestep(action)
 
 
+@pytest.mark.slow
 def test_actions_with_a_mask_of_all_combinations_are_numbered_together():
     env, params = wdjax.adapters.from_jumanji(Board())
     assert not env.groups

@@ -100,6 +100,7 @@ def play(game, credit):
     return [list(column) for column in zip(*rows, strict=True)]
 
 
+@pytest.mark.slow
 def test_team_credit_rewards_dead_agents_until_the_end():
     masks, played, reward, terminated = play(Battle, "team")
     assert masks == [[1, 1, 0]] + [[0, 0, 1]] * 5  # one legal action
@@ -153,6 +154,7 @@ def test_unset_credit_warns_if_dead_agents_are_rewarded():
         from_jaxmarl(TinySMAX(), "both")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("credit", "expected"), [("agent", 13 + 2), ("team", 13 + 13)])
 def test_episode_return_includes_rewards_of_dead_agents(credit, expected, registry):
     wdjax.register("battle", from_jaxmarl(Battle(), credit)[0])
@@ -165,6 +167,7 @@ def test_episode_return_includes_rewards_of_dead_agents(credit, expected, regist
     np.testing.assert_allclose(metrics["soldier/episode_return"], expected)
 
 
+@pytest.mark.slow
 def test_world_state_is_the_global_state():
     env, params = from_jaxmarl(Watched(), credit="team")
     assert env.global_state_space(params).shape == (4,)

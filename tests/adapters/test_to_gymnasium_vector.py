@@ -190,6 +190,7 @@ def test_statistics_of_gymnasium_may_be_used_instead():
     np.testing.assert_array_equal(infos["episode"]["l"], np.full(NUM, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reset", ["fresh", wdjax.ResetPool(2)])
 def test_steps_agree_with_vectorize(reset):
     env, params = Line(), Line().default_params.replace(episode_length=3)

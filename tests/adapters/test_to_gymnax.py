@@ -59,6 +59,7 @@ def rollout(env, params, sample, key):
     return start[0], jax.lax.scan(body, start, jax.random.split(key, T))[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SINGLE, "walk"])
 def test_steps_agree_with_the_environment(name):
     """Repeat every step with wdjax's functions and the keys that gymnax splits."""

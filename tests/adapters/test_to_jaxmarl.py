@@ -17,6 +17,7 @@ from jaxmarl.wrappers.baselines import LogWrapper
 from wdjax.adapters import from_jaxmarl, to_jaxmarl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env", [wdjax.make("tag_gridworld", num_taggers=2)[0], Team()], ids=["tag", "team"]
 )

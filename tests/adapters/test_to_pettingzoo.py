@@ -45,6 +45,7 @@ def seed_actions(env):
         env.action_space(agent).seed(i)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*GROUPED, *TOYS])
 def test_pettingzoo_tests_pass(name):
     env, params = make(name, episode_length=30)
@@ -74,6 +75,7 @@ def assert_row(obs, row):
         np.testing.assert_array_equal(np.concatenate(obs) if isinstance(obs, tuple) else obs, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*GROUPED, "pair", "team"])
 def test_steps_agree_with_the_environment(name):
     """Agent i of a group gets row i. The key of an episode is split for its reset and steps."""
@@ -166,6 +168,7 @@ def test_agents_that_join_are_in_the_agents_list():
     assert env.env_state.time == 6
 
 
+@pytest.mark.slow
 def test_pettingzoo_tests_pass_where_agents_join():
     wdjax.check_env(Once(), num_steps=100)
     with warnings.catch_warnings():

@@ -75,6 +75,7 @@ def test_clients_use_public_names_only():
         )
 
 
+@pytest.mark.slow
 def test_the_environment_keeps_the_contract():
     check_env(Match())
 
@@ -132,6 +133,7 @@ def test_two_devices_learn_as_one(name):
     assert_same(states[0].shared, states[1].shared, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_policies_of_a_team_are_evaluated_alone():
     learner = make_learner(team_config("MAPPO"))
     state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=2)
@@ -139,6 +141,7 @@ def test_policies_of_a_team_are_evaluated_alone():
     assert set(episodes.episode_return) == {"caller", "answerer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["lstm:LSTMPPO", "q_learning:QLearning"])
 def test_a_client_updates(algorithm):
     minibatches = {"policies.agent.minibatches": 1} if "PPO" in algorithm else {}

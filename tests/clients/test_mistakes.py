@@ -121,6 +121,7 @@ def test_wrong_results_are_named(algorithm, words):
         jax.eval_shape(learner.update, state)
 
 
+@pytest.mark.slow
 def test_a_wrong_carry_of_play_is_named():
     learner = learner_of(Carrying)
     state = learner.init(jax.random.key(0))

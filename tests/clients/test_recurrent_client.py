@@ -131,6 +131,7 @@ def config_of(algorithm, **changes):
     return load_config("cartpole_ppo", **{**own, "rollout_length": 40, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [(Checked, {}), (CheckedGRU, {"policies.agent.network.recurrent_size": 8})],
@@ -146,6 +147,7 @@ def test_unrolled_networks_equal_the_ones_that_acted(algorithm, changes):
     assert np.isfinite(metrics["agent/loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["lstm:LSTMPPO", f"{__name__}:Recurrent"])
 def test_unroll_equals_steps(place):
     changes = {"policies.agent.algorithm": place, "policies.agent.minibatches": 1}

@@ -143,6 +143,7 @@ def check_best(answer, value, steps, top=None):
     assert top is None or answer.top == pytest.approx(top, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surface", QUICK_FIRST)
 def test_best_paths_with_threshold_settings(surface):
     env, rounded = make_on(surface)

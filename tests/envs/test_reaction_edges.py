@@ -151,6 +151,7 @@ def test_distance_is_in_cells_for_an_atom_that_starts_at_its_goal():
     np.testing.assert_allclose(env.observe(state, params)[-2:], [1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_play_agrees_with_single_steps():
     """9 steps are two episodes of 4 and a step. The table is small enough for a kernel."""
     env, params = wdjax.make("reaction_one_atom", **OWN | {"episode_length": 4})

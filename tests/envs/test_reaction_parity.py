@@ -54,6 +54,7 @@ def steps(env, params, states, actions):
     return jax.vmap(env.step, (None, 0, 0, None))(KEY, states, actions, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("atoms", [1, 2])
 @given(data=st.data())
 def test_steps_agree_with_the_reference(atoms, data):

@@ -125,6 +125,7 @@ def check_ends(steps):
 # --- tag_continuous ---
 
 
+@pytest.mark.slow
 @each_mode
 @hypothesis.given(seeds, continuous_params)
 def test_positions_directions_and_speeds_stay_in_bounds(mode, seed, changes):

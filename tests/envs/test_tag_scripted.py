@@ -47,6 +47,7 @@ def game():
     return wdjax.make("tag_continuous", **PLANE)
 
 
+@pytest.mark.slow
 def test_chase_turns_to_the_nearest_active_runner(game):
     state = plane(x=[5, 1, 5, 9], y=[5, 1, 8, 1], direction=[0, 3, 0, 0])
     chosen = chase(game[0], state, game[1], KEY)
@@ -90,6 +91,7 @@ def test_flee_turns_away_at_full_speed(game):
     np.testing.assert_array_equal(chosen[1], [FASTER, LEFT])
 
 
+@pytest.mark.slow
 def test_chase_tags_a_resting_runner():
     """The time is about the shortest possible."""
     env, params = wdjax.make(
@@ -116,6 +118,7 @@ def grid(x, y):
     return gridworld.State(jnp.array(x, jnp.int32), jnp.array(y, jnp.int32), jnp.int32(1))
 
 
+@pytest.mark.slow
 def test_scripts_of_tag_gridworld():
     """Actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1. The longer direction is first."""
     env, params = wdjax.make("tag_gridworld", num_taggers=3, grid_length=6)
@@ -133,6 +136,7 @@ def test_scripts_of_tag_gridworld():
     np.testing.assert_array_equal(flee(env, walled, params, KEY), [1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
 def test_scripts_return_valid_actions(name):
     env, params = wdjax.make(name)

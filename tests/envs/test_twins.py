@@ -53,6 +53,7 @@ def gridworld_twin(key, state, action, params):
     return split(obs), after, split(reward), split(np.full(5, done)), split(np.zeros(5, bool)), info
 
 
+@pytest.mark.slow
 def test_cartpole_agrees_with_its_twin():
     wdjax.check_env("cartpole", twin=cartpole_twin)
     with pytest.raises(
@@ -63,6 +64,7 @@ def test_cartpole_agrees_with_its_twin():
         )
 
 
+@pytest.mark.slow
 def test_gridworld_agrees_with_its_twin():
     env, params = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4)
     wdjax.check_env(env, params, gridworld_twin)

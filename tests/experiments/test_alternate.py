@@ -59,6 +59,7 @@ def turn(seconds, cpu_seconds=None):
     return {"seconds": seconds, "cpu_seconds": cpu_seconds or seconds}
 
 
+@pytest.mark.slow
 def test_rows_are_built_with_changes(quick_compile):
     changes = ["num_envs=2", "rollout_length=3", "policies.shared.learning_rate=1e-3"]
     words, env_steps, call = alternate.build_row("tag_gridworld", changes, small=True)

@@ -62,6 +62,7 @@ def test_programs_have_the_documented_shapes(name, tier, passes):
         assert {leaf.shape for leaf in jax.tree.leaves(shapes[1])} == {leading}
 
 
+@pytest.mark.slow
 def test_random_play_sums_everything():
     """One step by hand: each observation, reward and end flag once."""
     env, params = wdjax.make(
@@ -81,6 +82,7 @@ def test_random_play_sums_everything():
     np.testing.assert_allclose(step_at_random(replicas, 1, key, state, params), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_inference_sums_the_rollout(quick_compile):
     learner = make_learner(TINY.config())
     state = learner.init(jax.random.key(0))
@@ -93,6 +95,7 @@ def test_inference_sums_the_rollout(quick_compile):
     jax.tree.map(np.testing.assert_array_equal, after.policies, state.policies)
 
 
+@pytest.mark.slow
 def test_measured_numbers(quick_compile):
     result = json.loads(json.dumps(measure(TINY, "training", small=False, repeats=3)))
     median, _ = median_and_spread(result["seconds"])
@@ -281,6 +284,7 @@ def test_wrong_neighbors_raise(search, broken, monkeypatch):
         agreement.compare_neighbors(12, 3, search)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "shift"), [("next_obs", 0.1), ("next_obs", np.nan), ("action", np.nan)]
 )

@@ -77,6 +77,7 @@ cli.main(["train", "tag_small", "--workdir", *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "said"), [
     ([], {"connected": False, "flax": False}),
     (["--num-processes", "1", "--process-id", "0", "--coordinator", "here:1"],
@@ -132,6 +133,7 @@ def test_a_gpu_that_fails_is_not_replaced_by_the_cpu(command, capsys, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_eval_prints_the_cross_play_table(run, capsys, tmp_path):
     main(["eval", str(run), "--episodes", "8", "--output", str(tmp_path / "cells.json")])
     out = capsys.readouterr().out
@@ -192,6 +194,7 @@ def test_render_writes_a_gif(run, tmp_path):
         assert animation.n_frames == 11
 
 
+@pytest.mark.slow
 def test_render_writes_arrays(run, tmp_path, capsys):
     main(["render", f"{run}@1", "--npz", str(tmp_path / "episode.npz")])
     assert capsys.readouterr().out == f"Wrote {tmp_path / 'episode.npz'}\n"  # and no GIF

@@ -113,6 +113,7 @@ def test_diff_omits_defaults_of_a_missing_policy():
     ]
 
 
+@pytest.mark.slow
 def test_completion_in_a_shell(capsys, tmp_path):
     main(["completion"])
     (tmp_path / "script").write_text(script := capsys.readouterr().out)

@@ -78,6 +78,7 @@ def test_no_file_of_the_current_folder_runs(strange):
     assert ran == ""
 
 
+@pytest.mark.slow
 def test_commands_ignore_a_matplotlibrc_of_the_current_folder(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     find = "from wdjax import named; named.find_modules_here(); import matplotlib"
@@ -89,6 +90,7 @@ def test_commands_ignore_a_matplotlibrc_of_the_current_folder(tmp_path):
     assert ended.stdout == "False\n", ended.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_no_file_of_the_current_folder_runs_by_python_m(strange):
     line = [sys.executable, "-m", "wdjax.experiments.cli", "list"]
     ended = subprocess.run(
@@ -135,6 +137,7 @@ def test_a_module_that_the_user_names_is_found_in_the_current_folder(strange):
     assert ran == ""
 
 
+@pytest.mark.slow
 def test_train_prints_next_commands_that_run_as_printed(
     tmp_path, monkeypatch, capsys, quick_compile
 ):

@@ -62,6 +62,7 @@ def test_a_thousand_variants_are_one_program(vary, outcome, field, lowest, highe
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_own_environment_is_sound_and_short():
     env = own_environment.Lander()
     wdjax.check_env(env, num_steps=1_000)
@@ -151,6 +152,7 @@ def test_own_environment_learns_to_land():
     assert last > 70
 
 
+@pytest.mark.slow
 def test_own_game_is_sound_short_and_of_public_names():
     wdjax.check_env(own_game.Ring(), num_steps=300)
     source = Path(own_game.__file__).read_text(encoding="utf8")
@@ -165,6 +167,7 @@ def ring_state(*place, active=(True,) * 6, time=3):
     return own_game.State(jnp.array(place), jnp.array(active), jnp.int32(time))
 
 
+@pytest.mark.slow
 def test_own_game_by_hand():
     env, params = own_game.Ring(), own_game.Params()
     state = ring_state(0.0, 0.5, 0.95, 0.49, 0.2, 0.7)
@@ -253,6 +256,7 @@ def test_own_network_compiles_and_one_update_runs():
     assert all(jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 def test_own_network_sees_a_set():
     space = wdjax.Box(-np.inf, np.inf, (7 * 4 + 1,))
     encoder = own_network.Nearby(space, width=5, rngs=nnx.Rngs(0))

@@ -109,6 +109,7 @@ def test_commands_take_hostile_names_as_they_are(tmp_path, monkeypatch, quick_co
     assert "failed" not in out + err
 
 
+@pytest.mark.slow
 def test_presets_and_policies_take_hostile_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     packed = lambda text: "".join(text.split())  # noqa: E731
@@ -255,6 +256,7 @@ def test_curves_name_hostile_policies_as_they_are(tmp_path):
     assert save_opponents(folder).is_file()
 
 
+@pytest.mark.slow
 def test_panels_of_several_runs_name_every_policy():
     """A policy "e" is part of the label "mean episode return", too."""
     drawn = "".join(draw_panels({"a": [rows_of(["e", "m"])], "b": [rows_of(["e", "m"])]}))

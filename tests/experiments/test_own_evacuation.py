@@ -66,6 +66,7 @@ def twin(key, state, action, params):
     return {"person": obs}, after, {"person": reward}, *flags, info
 
 
+@pytest.mark.slow
 def test_steps_equal_the_reference():
     params = Params(arrival_rate=0.4, stride=0.15, episode_length=40)
     wdjax.check_env(Evacuation(), params, twin=twin, num_steps=3_000)

@@ -56,6 +56,7 @@ def test_the_interval_of_the_mean_by_hand():
     assert interval_of_mean([5.0, math.nan], plain_mean)[0] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:OvercookedV2:DeprecationWarning")
 def test_every_configuration_loads():
     for library in ("gymnax", "jaxmarl"):

@@ -298,6 +298,7 @@ def test_script_stores_checks_and_refuses(tiny, quick_compile, monkeypatch, tmp_
     assert file.read_text(encoding="utf8") == before  # what misses its target is not stored
 
 
+@pytest.mark.slow
 def test_cross_play_numbers(quick_compile):
     changes = {
         "num_envs": 4,
@@ -320,6 +321,7 @@ def test_cross_play_numbers(quick_compile):
     )  # four taggers at random on nine cells
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in (FOLDER / "policies").glob("*.npz")])
 def test_bundled_runs_load(name):
     learner, state = load_run(f"reference:{name}")

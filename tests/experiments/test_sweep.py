@@ -67,6 +67,7 @@ def whole(tmp_path_factory):
 # --- curves ---
 
 
+@pytest.mark.slow
 def test_curves_of_a_sweep_have_its_values_and_seeds(whole):
     folder, table = whole
     rows = read_curves(folder)
@@ -85,7 +86,8 @@ def test_curves_of_a_sweep_have_its_values_and_seeds(whole):
 # --- members ---
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 13])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 13])
 def test_a_member_equals_its_run(whole, number):
     """Members differ in seeds, hyperparameters and physics, and use the same random numbers."""
     folder, table = whole
@@ -167,6 +169,7 @@ def test_eight_devices_give_the_same_scores(whole, tmp_path):
 # --- bad numbers ---
 
 
+@pytest.mark.slow
 def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path, capsys):
     """Its learning rate overflows; the other members of the program are unchanged."""
     values = {**VALUES, RATE: [1e-2, 1e38]}
@@ -226,12 +229,14 @@ def test_an_interrupted_sweep_ends_with_the_same_table(whole, tmp_path, looks, k
         assert turn.stat().st_mtime_ns == written  # it was not begun again
 
 
+@pytest.mark.slow
 def test_finished_batches_are_not_trained_again(whole, monkeypatch):
     folder, table = whole
     monkeypatch.setattr(programs, "compile_members", None)
     assert sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8, resume=True) == table
 
 
+@pytest.mark.slow
 def test_another_sweep_in_the_folder_is_refused(whole):
     folder = whole[0]
     again = functools.partial(sweep, CONFIG, workdir=folder)
@@ -258,6 +263,7 @@ def test_another_sweep_in_the_folder_is_refused(whole):
 # --- population-based training ---
 
 
+@pytest.mark.slow
 def test_the_worst_members_copy_the_best():
     scores = jnp.array([3.0, 9.0, 1.0, 7.0, -jnp.inf, 8.0, 5.0, 4.0])
     copies = set()
@@ -314,6 +320,7 @@ def population(tmp_path_factory):
     return folder, evolve(CONFIG, PLAIN, 8, workdir=folder)
 
 
+@pytest.mark.slow
 def test_the_history_contains_parents(population):
     folder, table = population
     assert [(row["updates"], row["member"]) for row in table] == [
@@ -347,9 +354,8 @@ def test_the_history_contains_parents(population):
     assert (folder / "curves.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("looks", "kills"), [pytest.param(1, False, marks=pytest.mark.slow), (3, True)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("looks", "kills"), [(1, False), (3, True)])
 def test_an_interrupted_population_ends_with_the_same_table(population, tmp_path, looks, kills):
     folder = tmp_path / "pbt"
     try:

@@ -84,6 +84,7 @@ def studies(request, tmp_path):
     return open_one
 
 
+@pytest.mark.slow
 def test_workers_share_the_trials_of_a_study(studies):
     first, second = studies("first"), studies("second")
     asked = first.ask(4, 6, held=[])

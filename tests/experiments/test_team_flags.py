@@ -30,6 +30,7 @@ def preset(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 def test_a_flag_changes_the_algorithm_of_a_team(preset, capsys):
     arguments = ["--teams.pair.algorithm", "mappo:MAPPO", "--teams.pair.epochs", "3"]
     assert not main(["train", str(preset), *arguments, "--dry-run"])

@@ -247,6 +247,7 @@ def test_actors_of_mappo_have_no_trunk_for_values():
     assert "value_trunk" not in params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["none", "sum"])
 def test_q_values_are_fitted_to_lambda_returns(mixer):
     changes = {"teams.pair.gamma": 0.9, "teams.pair.q_lambda": 0.6, "teams.pair.reward_scale": 0.1}
@@ -314,6 +315,7 @@ def shift(name, **options):
     return load_config({"env": "decision_probes:Shift", "policies": policies, **sizes})
 
 
+@pytest.mark.slow
 @cases("MAPPO", "PQN, sum", "QMIX")
 def test_forbidden_actions_are_never_taken(name):
     learner = make_learner(shift(name))
@@ -326,6 +328,7 @@ def test_forbidden_actions_are_never_taken(name):
     assert (allowed == 1).all()
 
 
+@pytest.mark.slow
 def test_mappo_learns_only_from_decisions():
     learner = make_learner(shift("MAPPO", decisions_only=True))
     _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)

@@ -148,6 +148,7 @@ def test_a_replay_in_memory_own_is_not_selected_as_a_whole():
     assert [line for line in lines if "f32[8]" in line and "select_n" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile")
 def test_a_bad_update_adds_nothing_to_a_replay_in_memory_own():
     learner = make_learner(config_of(WithOwnMemory))

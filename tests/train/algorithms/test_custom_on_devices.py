@@ -96,6 +96,7 @@ def test_a_custom_algorithm_that_reduces_over_devices_trains(tmp_path):
     assert int(state.num_updates) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
@@ -104,12 +105,10 @@ def test_a_custom_algorithm_that_reduces_over_devices_trains(tmp_path):
             r"^policies\.agent\.own\.opt.*after 1 updates.*"
             r"`average` of wdjax.train.learning.*--devices 1",
         ),
-        pytest.param(
-            UnreducedMetric, r"^agent/bonus: must be equal on all devices", marks=pytest.mark.slow
-        ),
+        (UnreducedMetric, "^agent/bonus: must be equal on all devices"),
     ],
 )
-@pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("debug", [False, True])
 def test_leaves_that_differ_between_devices_end_the_run_by_name(cls, words, debug, tmp_path):
     with pytest.raises(FailedCheckError, match=words):
         Trainer(rnd_config(cls), tmp_path / "run", quiet=True, debug=debug).train()

@@ -94,6 +94,7 @@ def test_unbounded_and_discrete_action_spaces_are_refused(space, error):
 # --- training ---
 
 
+@pytest.mark.slow
 def test_initial_networks(learner, four):
     state = four[0][0].policies["agent"]
     assert not any(moved(state.params, state.target_params))
@@ -182,6 +183,7 @@ def play_one_step(learner, state, seed):
     return rows["agent"].action[..., 0], carry[3]["agent"], after[3]["agent"], over
 
 
+@pytest.mark.slow
 def test_actions_are_uniform_during_warmup_then_from_the_actor_with_noise(learner, four):
     for state, scale in ((four[0][1], None), (four[0][2], 0.8)):
         action, before, after, over = play_one_step(learner, state, seed=3)
@@ -201,6 +203,7 @@ def test_noise_starts_at_0_in_every_episode(learner, four):
     assert jnp.all(four[0][1].memory["agent"].carry != 0)  # after 6
 
 
+@pytest.mark.slow
 def test_warmup_without_uniform_actions():
     learner = make_learner(signal_config(tiny_ddpg(uniform_warmup=False, noise="none")))
     action, before, after, _ = play_one_step(learner, learner.init(jax.random.key(0)), seed=0)
@@ -208,6 +211,7 @@ def test_warmup_without_uniform_actions():
     np.testing.assert_allclose(action, 1.0, atol=0.1)  # a new actor returns the center of the box
 
 
+@pytest.mark.slow
 def test_evaluation_plays_the_actor_without_noise(learner, four):
     state = four[0][4]
     greedy, drawn = (
@@ -219,6 +223,7 @@ def test_evaluation_plays_the_actor_without_noise(learner, four):
     np.testing.assert_array_equal(greedy.episode_return["agent"], again.episode_return["agent"])
 
 
+@pytest.mark.slow
 def test_no_key_is_used_twice(learner):
     with jax.debug_key_reuse(True):  # checks while tracing
         learner.update.trace(jax.eval_shape(learner.init, jax.random.key(0)))
@@ -227,6 +232,7 @@ def test_no_key_is_used_twice(learner):
 # --- blocks ---
 
 
+@pytest.mark.slow
 def test_every_block_stores_its_own_transitions(learner):
     """Each block is one replica here. Its ring holds the observations in order of time."""
     state = learner.init(jax.random.key(5))

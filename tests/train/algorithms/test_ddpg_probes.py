@@ -89,6 +89,7 @@ def assert_values(learned, probe, expected):
     np.testing.assert_allclose(learned[probe][1][: len(expected)], expected, atol=0.15)
 
 
+@pytest.mark.slow
 def test_constant_reward_is_the_value(learned):
     assert_values(learned, "constant", [1, 1])
 

@@ -221,6 +221,7 @@ def normalized():
     return learner, learner.init(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_transitions_without_a_choice_change_no_bit(normalized):
     learner, state = normalized
     runs = [

@@ -91,6 +91,7 @@ def targets(by_hand):
     return [1e-6, max(kl[:4]) * 0.99, max(kl[:5]) * 0.99, math.inf]
 
 
+@pytest.mark.slow
 def test_no_step_is_taken_once_the_kl_divergence_exceeds_its_target(by_hand):
     taken = set()
     for target in targets(by_hand):
@@ -156,6 +157,7 @@ def test_replicas_without_a_valid_transition_are_not_chosen():
     np.testing.assert_array_equal(choose_among(KEY, none, usable, 1.0, 4), usable)
 
 
+@pytest.mark.slow
 def test_other_replicas_are_drawn_uniformly():
     keys = jax.random.split(KEY, 4000)
     positive, usable = jnp.array(POSITIVE), jnp.ones(12, bool)

@@ -40,12 +40,8 @@ CASES = {
 }
 
 
-SLOW = ("PPO, LSTM", "PPO, minGRU")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_the_engine_of_a_cpu_equals_plain_xla(name):
     env, policy, num_envs = CASES[name]
     config = tiny_config(env, {"agent": policy}, num_envs=num_envs)

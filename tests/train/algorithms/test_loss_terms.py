@@ -56,12 +56,14 @@ def learn(learner, num_updates=3):
     return learner.run(learner.init(jax.random.key(0)), num_updates)
 
 
+@pytest.mark.slow
 def test_term_of_the_reference_pulls_the_policy_towards_it():
     metrics = [learn(custom("KLPPO", beta=beta), 10)[1] for beta in (0.0, 100.0)]
     free, pulled = (float(one["agent/kl_reference"][-1]) for one in metrics)
     assert 0 <= pulled < 0.1 * free
 
 
+@pytest.mark.slow
 def test_additional_term_of_weight_0_has_no_effect():
     states = [
         learner.run(learner.init(jax.random.key(0)), 3)[0].policies["agent"].params
@@ -114,6 +116,7 @@ class Stored(A2C):
         return loss + term["times"], {**means, **term}
 
 
+@pytest.mark.slow
 def test_loss_reads_numbers_that_were_stored_while_acting():
     assert learn(custom("Stored", A2C))[1]["agent/stored"][-1] == 1.0
 
@@ -169,6 +172,7 @@ def test_a_loss_must_return_the_means_that_it_uses():
         custom("NoMetric")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("KLPPO", "its evaluate is custom"), ("Stored", "its loss reads extra one")],

@@ -224,6 +224,7 @@ def each(shop, expected):
             yield name, POLICIES[name], metrics, seen
 
 
+@pytest.mark.slow
 def test_the_rollouts_contain_every_kind_of_transition(shop, expected):
     for _, _, _, seen in each(shop, expected):
         rows = seen.rows
@@ -434,6 +435,7 @@ def test_a_restored_state_equals_the_saved_state(shop, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_play_normalizes_observations(shop, expected):
     learner, states, played, _ = shop
     for name, policy in learner.setup.policies.items():

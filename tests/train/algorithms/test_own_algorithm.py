@@ -318,6 +318,7 @@ def test_a_custom_algorithm_learns_the_better_action(registry):
     assert state.policies["agent"].own["baseline"] > 0.3
 
 
+@pytest.mark.slow
 def test_static_options_are_available_in_the_update(registry):
     register_algorithm("mine", Reinforce)
     baselines = []

@@ -129,6 +129,7 @@ def test_termination_does_not_bootstrap(learned):
     assert_values(learned, "terminates", [1 + GAMMA, 1 + GAMMA, 1, 1])
 
 
+@pytest.mark.slow
 def test_ratio_is_one_without_learning(signal):
     _, run, state = signal
     frozen = with_hypers(state, **{"agent.learning_rate": 0.0})
@@ -161,6 +162,7 @@ def leaver(algorithm):
     )
 
 
+@pytest.mark.slow
 def test_rewards_after_leaving_have_no_value(leaver):
     # After leaving, the first player repeats its last observation: only `live` differs.
     params, _ = play(*leaver, LeaverParams(dead_reward=-5.0))
@@ -221,6 +223,7 @@ def test_a_policy_does_not_depend_on_the_other_group(pair, pair_learned, changed
     assert all(jax.tree.leaves(differs))
 
 
+@pytest.mark.slow
 def test_gaussian_finds_the_optimum_inside_the_box(pair, pair_learned):
     policy, params = pair[0].setup.policies["pilot"], pair_learned[0]["pilot"]
     outputs, *_ = policy.apply(PolicyState(params, None), jnp.array([[1.0], [-1.0]]))

@@ -84,6 +84,7 @@ def test_targets_and_a_step_of_dqn(cartpole):
     assert after.gradient_steps == 1
 
 
+@pytest.mark.slow
 def test_dueling_values_are_the_value_plus_centred_advantages():
     learner = learner_of("cartpole", "DQN", "agent", dueling=True)
     policy = learner.setup.policies["agent"]
@@ -95,7 +96,8 @@ def test_dueling_values_are_the_value_plus_centred_advantages():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["VDN", pytest.param("QMIX", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["VDN", "QMIX"])
 def test_a_step_of_a_team_ignores_agents_that_have_left(algorithm):
     options = {"mixing_size": 3, "hyper_size": 4} if algorithm == "QMIX" else {}
     learner = learner_of("match_env:Match", algorithm, "caller", "answerer", **options)
@@ -162,6 +164,7 @@ def mix_by_hand(params, q, state, width):
     return (hidden * np.abs(of_state("w2"))).sum(axis=1) + of_state("b2")[:, 0]
 
 
+@pytest.mark.slow
 def test_the_value_of_qmix_rises_with_every_agent():
     from flax import nnx
 
@@ -174,6 +177,7 @@ def test_the_value_of_qmix_rises_with_every_agent():
     assert np.unique(np.asarray(slopes).round(4)).size > 50  # they depend on state and values
 
 
+@pytest.mark.slow
 def test_steps_of_a_team_contain_the_global_state_after_each_step():
     learner = learner_of("match_env:Match", "QMIX", "caller", "answerer")
     rollout = learner.rollout(learner.init(jax.random.key(0)))[1]

@@ -38,6 +38,7 @@ def remembering():
     return recall(8)
 
 
+@pytest.mark.slow
 def test_a_recurrent_policy_solves_a_task_that_requires_memory(remembering):
     assert remembering[2] > 0.9
 
@@ -74,6 +75,7 @@ class StartsElsewhere(PPO):
         return jax.tree.map(spread, super().init_carry(policy, num_envs))
 
 
+@pytest.mark.slow
 def test_every_episode_starts_from_init_carry():
     network = dataclasses.replace(NETWORK, recurrent_size=3)
     policy = tiny_policy("PPO", network=network, epochs=1, minibatches=1)

@@ -124,6 +124,7 @@ def test_sequences_equal_a_loop(n_step, length, reward, terminated, over, dead):
         np.testing.assert_array_equal(stored(rows), expected[..., :4])
 
 
+@pytest.mark.slow
 def test_sequences_by_hand():
     """One agent; an episode of 3 steps ends by a time limit, then one of at least 4 begins."""
     replay = new_replay(ONE_STEP, 8, 1, "sequence", 2, shape=(8, 1, 1))
@@ -155,6 +156,7 @@ def test_each_valid_step_is_in_one_sequence():
         assert expected <= len(seen) <= expected + N // BLOCKS * AGENTS
 
 
+@pytest.mark.slow
 def test_a_team_stores_one_transition_per_replica():
     space = Dict({"medic": Box(shape=(3,)).batch(1), "marine": Discrete(9).batch(2)})
     step = Steps.shapes(space, Dict({"medic": Discrete(9)}))
@@ -295,6 +297,7 @@ def test_the_ring_holds_the_newest_valid_transitions(live):
             np.testing.assert_array_equal(held[block].action[:, 0], -rolled)
 
 
+@pytest.mark.slow
 def test_the_ring_keeps_the_last_of_more_transitions_than_its_capacity():
     number = np.arange(1.0, 15.0).reshape(2, 7).T
     live = np.ones((7, 2), bool)
@@ -307,6 +310,7 @@ def test_the_ring_keeps_the_last_of_more_transitions_than_its_capacity():
     np.testing.assert_array_equal(replay.ring.position, [0, 1])
 
 
+@pytest.mark.slow
 def test_stored_steps_have_the_dtypes_of_the_replay():
     steps = rewarded(np.ones((NEW, 2)), np.ones((NEW, 2), bool))
     replay = empty().add(steps.replace(reward=steps.reward.astype(np.int32)), GAMMA)
@@ -350,6 +354,7 @@ def test_undo_does_not_read_the_rows_before():
     assert not [line for line in text.splitlines() if "1004" in line and "select_n" in line]
 
 
+@pytest.mark.slow
 def test_take_returns_transitions_of_each_block():
     number = np.array([[0, 3], [1, 4], [2, 5]])
     replay = empty(3, 3).add(rewarded(number, np.ones((3, 2), bool)), GAMMA)
@@ -382,6 +387,7 @@ def test_a_cut_ends_the_sums_of_a_block():
     assert empty().cut(jnp.array([True, True])).pending is None
 
 
+@pytest.mark.slow
 def test_sequences_restart_after_a_cut():
     replay, ones = empty(8, 3, unit="sequence", length=2), np.ones((3, 2), bool)
     replay = replay.add(rewarded([[0, 0], [1, 1], [2, 2]], ones), GAMMA)
@@ -394,6 +400,7 @@ def test_sequences_restart_after_a_cut():
     np.testing.assert_array_equal(cut.valid, [[1, 1], [1, 0], [1, 1]])
 
 
+@pytest.mark.slow
 def test_several_rollouts_of_one_agent_equal_one_long_rollout():
     """The places where rollouts meet do not matter."""
     reward = np.arange(12.0).reshape(12, 1) * [[1, 2]]

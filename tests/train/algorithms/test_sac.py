@@ -62,6 +62,7 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance})
 
 
+@pytest.mark.slow
 def test_training_changes_every_parameter_and_the_temperature(trained):
     _, states, rows = trained
     first, last = states[1].policies["agent"], states[3].policies["agent"]
@@ -85,6 +86,7 @@ def act(learner, state, keys):
     return np.asarray(policy.algorithm.act(policy, own, None, obs, keys, hypers)[0])[:, 0, 0]
 
 
+@pytest.mark.slow
 def test_actions_are_uniform_during_warmup_then_samples_of_the_actor(trained):
     learner, states, _ = trained
     policy, keys = learner.setup.policies["agent"], jax.random.split(jax.random.key(5), 8)

@@ -98,6 +98,7 @@ def lowest(critics, obs, action):
     return np.min([a * obs + b * action for a, b in critics], axis=0)
 
 
+@pytest.mark.slow
 def test_density_of_a_sample_integrates_to_one():
     mean, std, cell = np.array([0.3, -0.7]), np.array([0.8, 1.5]), 0.03
     grid = np.arange(-6, 6, cell)
@@ -130,6 +131,7 @@ def slopes_of_actor(critics=CRITICS, step=1e-5):
     return np.array(ends) / (2 * step)
 
 
+@pytest.mark.slow
 def test_actor_loss_by_hand():
     policy, state, hypers, batch = stand_in(parameters(*CRITICS))
     (loss, metrics), grads = jax.value_and_grad(SAC().actor_loss, argnums=2, has_aux=True)(
@@ -197,6 +199,7 @@ def test_policy_delay_updates_actor_targets_and_temperature_in_every_second_step
     assert second.target_params != first.target_params
 
 
+@pytest.mark.slow
 def test_log_standard_deviations_are_bounded():
     config = new_policy("SAC").network
     actor = GaussianActor(Box(-1.0, 1.0, (1,)), 2, config, rngs=nnx.Rngs(0))

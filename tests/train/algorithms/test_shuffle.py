@@ -45,12 +45,14 @@ def test_order_is_that_of_the_rounds_by_hand(size, rounds, rows, columns):
     np.testing.assert_array_equal(order_of(key, size), by_hand(words, size, rows, columns))
 
 
+@pytest.mark.slow
 def test_order_is_the_same_with_64_bits():
     expected = order_of(jax.random.key(3), 97)
     with jax.enable_x64(True):
         np.testing.assert_array_equal(random_order(jax.random.key(3), 97), expected)
 
 
+@pytest.mark.slow
 @hypothesis.given(st.integers(1, 300) | st.sampled_from([1009, 4096, 46_341]), st.integers(0))
 @hypothesis.settings(max_examples=10)
 def test_every_element_is_there_once(size, seed):

@@ -54,6 +54,7 @@ class Pay(wdjax.Env):
         return Discrete(2)
 
 
+@pytest.mark.slow
 def test_rewards_follow_the_schedule():
     wdjax.register("pay", Pay())
     schedule = [[0, 1.0], [256, 0.0]]  # two updates

@@ -57,6 +57,7 @@ def test_yaml_python_and_command_line_agree(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_every_field_that_takes_a_schedule_takes_fractions():
     config = load_config(
         "pendulum_ddpg",

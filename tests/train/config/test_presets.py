@@ -260,17 +260,8 @@ def test_preset_loads(preset):
     assert config.num_updates * config.env_steps_per_update >= config.total_env_steps
 
 
-# every algorithm; test_all_envs.py has every environment, and the slow tests have the other presets
-QUICK = {"tag_small", "tag_gridworld", "pendulum_ddpg"}
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in list_presets()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", list_presets())
 def test_one_update_of_a_small_copy(preset, quick_compile):
     # as many rows of a replica as any preset has minibatches
     changes = {"num_envs": 4, "num_blocks": 0, "rollout_length": 16}

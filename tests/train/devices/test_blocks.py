@@ -85,6 +85,7 @@ def test_step_keys_are_distinct():
     assert len(np.unique(keys, axis=0)) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", [Categorical((4, 5), scalar=False), Gaussian(2, (2,))])
 def test_actions_of_a_block_depend_on_its_key(distribution):
     keys = step_keys(KEY, 1, 1, 2)[0, 0]
@@ -140,6 +141,7 @@ class Kernels(Cuda):
         return True
 
 
+@pytest.mark.slow
 def test_numbers_are_drawn_ahead_if_all_policies_have_kernels():
     setup = small_game().setup
     keys = step_keys(KEY, 7, 1 + len(setup.policies), 3)

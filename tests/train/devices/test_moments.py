@@ -28,6 +28,7 @@ def test_moments_by_hand():
     )
 
 
+@pytest.mark.slow
 @given(numbers, arrays(bool, (8,)).filter(np.any))
 def test_moments_agree_with_numpy(values, live):
     valid = values[live].astype(np.float64)

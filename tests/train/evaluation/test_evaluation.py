@@ -74,6 +74,7 @@ def check_returns(episodes):
     )
 
 
+@pytest.mark.slow
 def test_terminal_rewards_are_counted_and_nothing_after(gridworld):
     episodes = evaluate(*gridworld, jax.random.key(1), num_episodes=64, random=("tagger", "runner"))
     assert set(np.unique(episodes.episode_info["tags"])) == {0, 1}  # both ends occur
@@ -171,6 +172,7 @@ def test_single_agent_episodes():
     assert 5 < episodes.episode_length.mean() < 60
 
 
+@pytest.mark.slow
 def test_agents_own_returns_and_the_groups():
     """The first player leaves after 2 of 4 steps of reward 1. Its later rewards do not count."""
     policies = {f"p{i}": tiny_policy("A2C", agents=(f"player[{i}]",)) for i in range(2)}
@@ -184,6 +186,7 @@ def test_agents_own_returns_and_the_groups():
     np.testing.assert_array_equal(episodes.group_return["player"], [6, 6, 6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time_limit", [False, True])
 def test_the_last_reward_counts_at_either_end(time_limit):
     params = {"constant": 1.0, "at_end": 10.0, "episode_length": 3, "time_limit": time_limit}
@@ -419,6 +422,7 @@ class Uneven(Signal):
         )
 
 
+@pytest.mark.slow
 def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
     """Truncated replicas are still stepped until the others end."""
     monkeypatch.setitem(envs._REGISTRY, "uneven", Uneven)

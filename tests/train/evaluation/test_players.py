@@ -66,6 +66,7 @@ def tags(cells):
     return {cell: float(episodes.episode_info["tags"].mean()) for cell, episodes in cells.items()}
 
 
+@pytest.mark.slow
 def test_scripts_beat_random_play(run):
     cells = tags(cross_play(*run, KEY, 64, opponents=["random", "chase_nearest", "flee_nearest"]))
     assert len(cells) == 9  # a script plays its own group only
@@ -76,6 +77,7 @@ def test_scripts_beat_random_play(run):
     assert cells["trained", "trained"] == cells["trained", "flee_nearest"] == 0.0
 
 
+@pytest.mark.slow
 def test_players_of_other_runs_act_in_their_roles(run):
     """Networks, algorithms and names of policies may differ.
 
@@ -134,6 +136,7 @@ def test_checkpoints_and_equal_runs_share_programs(run):
     )
 
 
+@pytest.mark.slow
 def test_policy_of_both_groups_has_a_role_in_each():
     learner = make_learner(
         tiny_config(
@@ -202,6 +205,7 @@ def test_parts_of_a_group_are_played_by_their_policies():
     np.testing.assert_array_equal(played.action["tagger"], [[0, 3]] * len(played.action["tagger"]))
 
 
+@pytest.mark.slow
 def test_custom_script(run):
     """It gets the state and params of its replica, and a key."""
     seen = []
@@ -324,6 +328,7 @@ def test_actions_of_scripts_are_kept_inside_their_space(run):
         np.testing.assert_array_equal(wild.episode_length, tame.episode_length)
 
 
+@pytest.mark.slow
 def test_registered_again_encoder_compiles_another_program(monkeypatch):
     """A notebook cell that runs again defines a class again; parameters stay with their class."""
 
@@ -382,15 +387,12 @@ def test_other_environments_are_refused(run):
             cross_play(*run, KEY, 4, opponents=[Player("o", other, shapes)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
         ("tag_gridworld", {"use_full_observation": False}),
-        pytest.param(
-            "tag_continuous",
-            {"egocentric": True, "num_other_agents_observed": 3},
-            marks=pytest.mark.slow,
-        ),
+        ("tag_continuous", {"egocentric": True, "num_other_agents_observed": 3}),
     ],
 )
 def test_players_get_the_observations_of_their_training(name, shown):

@@ -186,6 +186,7 @@ def test_loaded_policy_refuses_wrong_observations(normalised, obs, words):
         normalised[2].act(obs)
 
 
+@pytest.mark.slow
 def test_loaded_policy_refuses_memory_of_other_agents():
     policy = a_policy(**RECURRENT)[2]
     with pytest.raises(ValueError, match=r"^memory shapes = \(\(2, 4\), \(2, 4\)\): must be"):

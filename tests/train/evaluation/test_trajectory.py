@@ -75,6 +75,7 @@ def test_masked_multi_discrete_and_gaussian_policies():
     assert greedy.obs is None
 
 
+@pytest.mark.slow
 def test_recurrent_policy_keeps_its_carry():
     network = NetworkConfig(
         hidden_sizes=(4,),
@@ -104,7 +105,8 @@ def test_recurrent_policy_keeps_its_carry():
     assert np.abs(forgetful - value).max() > 0.01
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", pytest.param("DDPG", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["PPO", "DDPG"])
 def test_normalizers_are_used_and_unchanged(algorithm, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "walk", Walk)
     config = PolicyConfig(algorithm=algorithm, network=NETWORK, normalize_observation=True)
@@ -148,6 +150,7 @@ class Keyed(Signal):
         return obs, KeyedState(inner, after), *rest
 
 
+@pytest.mark.slow
 def test_keys_in_a_state_are_recorded_as_numbers(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "keyed", Keyed)
     episode = record_episode(*make("keyed", {"agent": tiny_policy("A2C")}, episode_length=3), KEY)
@@ -155,6 +158,7 @@ def test_keys_in_a_state_are_recorded_as_numbers(monkeypatch):
     assert len(np.unique(episode.states.key, axis=0)) == 4
 
 
+@pytest.mark.slow
 def test_arrays_for_numpy(tmp_path):
     learner, state = make(
         "tag_gridworld", {name: tiny_policy("A2C") for name in ("tagger", "runner")}, num_taggers=2

@@ -93,6 +93,7 @@ def test_chunks_are_limited_and_those_of_sweeps_do_not_depend_on_time():
     assert with_lines(dataclasses.replace(config, updates_per_chunk=7)).updates_per_chunk == 7
 
 
+@pytest.mark.slow
 def test_compiled_chunk_agrees_with_learner_run():
     """Bit for bit, for fewer updates than the program supports."""
     learner = make_learner(small_config())
@@ -155,6 +156,7 @@ def test_given_chunk_size_is_kept_when_resuming_without_one(tmp_path):
         Trainer(small_config(updates_per_chunk=3), tmp_path, resume=True, quiet=True)
 
 
+@pytest.mark.slow
 def test_checkpoints_and_evaluations_happen_at_their_updates(tmp_path):
     changes = {"updates_per_chunk": 4, "checkpoint_every_updates": 5, "evaluate_every_updates": 3}
     Trainer(
@@ -168,6 +170,7 @@ def test_checkpoints_and_evaluations_happen_at_their_updates(tmp_path):
     assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {5, 10, 11}
 
 
+@pytest.mark.slow
 def test_callbacks_receive_the_state_of_their_row(tmp_path):
     updates = []
 
@@ -178,6 +181,7 @@ def test_callbacks_receive_the_state_of_their_row(tmp_path):
     assert updates == [(i, i) for i in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_device_continues_while_the_host_writes(tmp_path, monkeypatch):
     """The second chunk starts and ends while the first is being written."""
     ended = threading.Event()
@@ -220,6 +224,7 @@ def test_saved_state_is_that_of_its_chunk(tmp_path):
                 (tmp_path / f"{updates}-{newer}").rename(folder / str(newer))
 
 
+@pytest.mark.slow
 def test_last_line_reports_speed_and_waiting_times(tmp_path, capsys):
     start = time.perf_counter()
     Trainer(small_config(), tmp_path).train()

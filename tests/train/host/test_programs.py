@@ -29,7 +29,8 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 # gpu: in a separate thread
-@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.slow), "gpu"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_state_initialized_during_compilation_fits_the_program(backend, monkeypatch):
     learner = make_learner(small_config(kernels=False))
     like = abstract_state(learner.setup)
@@ -65,6 +66,7 @@ def test_state_is_on_the_default_device():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["cartpole_ppo", "pendulum_ddpg", "tag_small"])
 def test_lowering_transfers_nothing_to_the_device(preset):
     config = load_config(preset, num_envs=8)
@@ -190,6 +192,7 @@ def test_launches_are_sequential_without_memory_for_concurrent_ones(needed, comp
     assert compile_lowered(Lowered(1000), {"other": True}, free=100) == 1000
 
 
+@pytest.mark.slow
 def test_garbage_collection_is_restored_after_tracing():
     learner = make_learner(small_config())
     like = abstract_state(learner.setup)

@@ -21,6 +21,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -51,6 +52,7 @@ def test_resuming_below_the_progress_changes_nothing(changes, run, capsys):
     assert int(load_run(run)[1].num_updates) == 8
 
 
+@pytest.mark.slow
 def test_resuming_below_the_progress_keeps_rows_after_the_newest_checkpoint(run):
     """A run killed during an extension has rows without a checkpoint."""
     Trainer(small_config(total_env_steps=9 * 128), run, resume=True, quiet=True).train()
@@ -92,6 +94,7 @@ def test_saving_a_checkpoint_older_than_the_newest_raises(run):
     assert (run / "checkpoints" / "6").exists()
 
 
+@pytest.mark.slow
 def test_checkpoint_with_an_older_state_is_damaged(run, capsys):
     """wdjax 0.2.0 wrote such checkpoints when it resumed a run below its progress."""
     _, state = load_run(run)

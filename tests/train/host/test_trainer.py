@@ -33,6 +33,7 @@ def no_pictures(whole_run, monkeypatch):
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
 
 
+@pytest.mark.slow
 def test_run_folder_contains_the_documented_files(whole_run):
     folder, trainer, rows = whole_run
     assert {path.name for path in folder.iterdir()} == {
@@ -127,6 +128,7 @@ def test_signal_saves_and_the_run_resumes(whole_run, no_pictures, tmp_path, numb
     assert_same_run(whole_run[0], tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_change_training(whole_run, no_pictures, tmp_path):
     Trainer(small_config(best_metric="none"), tmp_path / "run", quiet=True).train()
     states = [numbers(load_run(folder)[1]) for folder in (whole_run[0], tmp_path / "run")]
@@ -135,6 +137,7 @@ def test_evaluation_does_not_change_training(whole_run, no_pictures, tmp_path):
     assert not (tmp_path / "run" / "best").exists()
 
 
+@pytest.mark.slow
 def test_evaluate_every_counts_chunks(whole_run, no_pictures, tmp_path):
     """Evaluation does not depend on checkpoints, and training is unchanged bit for bit."""
     folder = tmp_path / "run"

@@ -53,9 +53,8 @@ def update_of(preset, **changes):
     return functools.partial(learner.update), jax.eval_shape(learner.init, jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-    "card", [CARDS[0], *(pytest.param(card, marks=pytest.mark.slow) for card in CARDS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_update_lowers_for_every_gpu(program, card, as_on_a_gpu):
     preset, changes, kernels = PROGRAMS[program]
@@ -70,6 +69,7 @@ def heard(preset, **changes):
     return words_of_kernels(decisions)
 
 
+@pytest.mark.slow
 def test_run_reports_kernels_and_reasons(as_on_a_gpu, registry, monkeypatch):
     class Sorts(wdjax.envs.classic_control.cartpole.CartPole):
         def step(self, key, state, action, params):
@@ -106,6 +106,7 @@ class Sorted(PPO):
         return loss + 0.0 * none["none"], means | none
 
 
+@pytest.mark.slow
 def test_custom_loss_that_does_not_lower_uses_plain_xla(as_on_a_gpu):
     changes = {
         "policies.agent.algorithm": f"{__name__}:Sorted",
@@ -129,6 +130,7 @@ WORDS = (
 )
 
 
+@pytest.mark.slow
 def test_kernels_are_reported_once(as_on_a_gpu):
     learner = make_learner(load_config("cartpole_ppo", **SMALL, kernels=False))
     state, said = jax.eval_shape(learner.init, jax.random.key(0)), []

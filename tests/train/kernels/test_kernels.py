@@ -103,10 +103,8 @@ def random_batch(policy, num_rows):
 QUICK = {"one_tower", "two_towers", "encoder"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_kernel_gradient_equals_gradient_of_the_loss(name):
     policy, state, hypers, tolerance = make_case(name)
     assert policy.engine.shape.is_narrow == (not name.startswith("wide"))
@@ -229,15 +227,8 @@ def check_near(found, expected):
         np.testing.assert_allclose(got, value, rtol=0, atol=FLOAT16 * float(np.max(np.abs(value))))
 
 
-@pytest.mark.parametrize(
-    "num_rows",
-    [
-        1,
-        65,
-        PROGRAMS * ROWS + 1,
-        *(pytest.param(number, marks=pytest.mark.slow) for number in (63, 64)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 63, 64, 65, PROGRAMS * ROWS + 1])
 def test_every_transition_counts_once(num_rows):
     case = small_case(num_rows)
     check_near(by_kernel(*case), by_xla(*case))

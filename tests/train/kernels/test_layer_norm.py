@@ -119,6 +119,7 @@ def gradient_of_network(network, inputs, policy):
     return jax.lax.scan(step, None, inputs)[1]
 
 
+@pytest.mark.slow
 def test_hidden_layers_agree_with_plain_xla(interpreted):
     network, inputs = mlp(), jax.random.normal(jax.random.key(0), (4, 7, 3, 5))
     with listening() as decisions:
@@ -127,6 +128,7 @@ def test_hidden_layers_agree_with_plain_xla(interpreted):
     assert_close(found, gradient_of_network(network, inputs, None))
 
 
+@pytest.mark.slow
 def test_convolutions_agree_with_plain_xla(interpreted):
     options = {"channels": (4, 6), "kernel_size": 2, "layer_norm": True}
     network = CNN(Box(0.0, 1.0, (5, 4, 3)), **options, rngs=nnx.Rngs(1))
@@ -196,9 +198,8 @@ def test_patched_normalization_uses_plain_xla(monkeypatch):
     assert decisions == {PART: "its normalization is custom"}
 
 
-@pytest.mark.parametrize(
-    "card", [CARDS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CARDS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("preset", ["cartpole_pqn", "cartpole_dqn"])
 def test_gradients_use_kernels_on_gpus(preset, card, as_on_a_gpu):
     with listening() as decisions:

@@ -192,13 +192,9 @@ def random_batch(size):
     return Batch(obs, action, log_prob, valid=valid, **numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "shared_trunk"),
-    [
-        (TwoTerms, False),
-        pytest.param(TwoTerms, True, marks=pytest.mark.slow),
-        (Mixed, True),
-    ],
+    ("algorithm", "shared_trunk"), [(TwoTerms, False), (TwoTerms, True), (Mixed, True)]
 )
 def test_kernel_gradient_of_a_custom_loss_equals_plain_xla(algorithm, shared_trunk):
     learner = make_case(algorithm, shared_trunk)
@@ -220,6 +216,7 @@ def test_kernel_gradient_of_a_custom_loss_equals_plain_xla(algorithm, shared_tru
         np.testing.assert_allclose(leaf, value, atol=1e-5 * size, err_msg=str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [TwoTerms, Mixed, MixedGradient])
 @pytest.mark.parametrize("shared_trunk", [False, True])
 def test_mixed_loss_of_two_trunks_is_learned_by_plain_xla(algorithm, shared_trunk, monkeypatch):

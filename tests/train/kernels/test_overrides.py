@@ -87,6 +87,7 @@ def how(kernel, found, built_in):
     return SAME if found[kernel] == built_in[kernel] else TRACED
 
 
+@pytest.mark.slow
 def test_no_kernel_computes_the_built_in_network_in_place_of_a_custom_one():
     assert payloads("network").keys() == {"scan_replicas"}  # which is traced from the custom one
 
@@ -170,6 +171,7 @@ class ByKeys(PPO):
         return jnp.where(jax.random.bernoulli(keys[0]), action, 0), notes, carry
 
 
+@pytest.mark.slow
 def test_act_that_needs_keys_is_scanned():
     changes = {"policies.agent.algorithm": f"{__name__}:ByKeys"}
     custom = overriding(None, **{**SMALL, **changes})
@@ -203,6 +205,7 @@ OWN = {"num_envs": 16, "rollout_length": 4, "num_blocks": 1, "devices": 1}
 NETWORK = NetworkConfig(hidden_sizes=(16,), shared_trunk=True)
 
 
+@pytest.mark.slow
 def test_a_custom_environment_keeps_its_kernels(registry):
     wdjax.register("lander", Lander)
     config = TrainConfig(env="lander", policies={"agent": PolicyConfig(network=NETWORK)}, **OWN)

@@ -65,8 +65,9 @@ def results(function, pool, layers, others, present, activation="relu"):
     return jax.jit(jax.grad(total, (0, 1), has_aux=True))(layers, others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("depth", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_kernels_agree_with_plain_xla(pool, depth, interpreted):
     found, expected = (results(f, pool, *operands(depth)) for f in (pool_sets, plain))
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
@@ -94,6 +95,7 @@ def test_layers_of_rows_agree_with_plain_xla(activation, interpreted):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.max(np.abs(theirs)))
 
 
+@pytest.mark.slow
 def test_vmapped_kernels_equal_the_kernels_of_members(interpreted):
     cases = [operands(2, seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *cases)
@@ -121,10 +123,9 @@ def test_unsupported_sizes_have_a_reason(sizes, reason):
     assert pooling.why_not(pooling.Sizes(*sizes)) == reason
 
 
-@pytest.mark.parametrize(
-    "card", [CARDS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CARDS[1:])]
-)
-@pytest.mark.parametrize("shared_trunk", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("shared_trunk", [True, False])
 def test_updates_of_policies_with_set_encoders_use_kernels_on_gpus(card, shared_trunk, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with listening() as decisions:
@@ -146,6 +147,7 @@ def test_custom_set_encoders_use_plain_xla(monkeypatch):
     assert decisions["set encoder of runner"] == "width 24: kernels support 16, 32, 64, 128"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
@@ -166,6 +168,7 @@ def test_hidden_layers_of_recurrent_policies_use_kernels_on_gpus(changes, part, 
     assert {name: why for name, why in decisions.items() if "hidden" in name} == part
 
 
+@pytest.mark.slow
 def test_custom_hidden_layers_use_plain_xla(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(MLP, "__call__", lambda self, inputs: self.layer_0(inputs))
@@ -176,7 +179,8 @@ def without_last_relu(self, rows):
     return self.layer_1(jax.nn.relu(self.layer_0(rows)))
 
 
-@pytest.mark.parametrize("replaced", ["layers", pytest.param("parts", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replaced", ["layers", "parts"])
 def test_replaced_parts_of_set_encoders_use_plain_xla(replaced, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     if replaced == "layers":

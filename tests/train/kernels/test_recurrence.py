@@ -62,6 +62,7 @@ def results(name, by_kernel, size=16, scale=1.0):
     return gradient(input_kernel, kernel, bias, carry, xs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [*((name, 16) for name in CELLS), ("mingru", 256)])
 def test_kernels_agree_with_plain_xla(name, size, interpreted):
     assert_equal_up_to_float16(*(results(name, by_kernel, size) for by_kernel in (True, False)))
@@ -73,6 +74,7 @@ def test_gradients_of_any_size_are_in_the_range_of_float16(scale, interpreted):
     assert_equal_up_to_float16(found, expected)
 
 
+@pytest.mark.slow
 def test_iterations_of_two_steps_and_of_one_agree(interpreted, monkeypatch):
     monkeypatch.setattr("test_recurrence.STEPS", 6)
     twice = results("mingru", by_kernel=True)
@@ -95,13 +97,10 @@ def memory_of(cell, num_layers):
     return layers[0] if num_layers == 1 else MemoryStack(layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_layers"),
-    [
-        *((name, 1) for name in CELLS),
-        ("mingru", 3),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("gru", "lstm")),
-    ],
+    [*((name, 1) for name in CELLS), ("mingru", 3), ("gru", 2), ("lstm", 2)],
 )
 def test_memories_agree_with_their_kernels(name, num_layers, interpreted, monkeypatch):
     monkeypatch.setattr(memories, "on_cpu", lambda: False)
@@ -139,6 +138,7 @@ def test_memories_agree_with_their_kernels(name, num_layers, interpreted, monkey
     assert not gradient()[1]  # a subclass may have other equations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CELLS)
 def test_memories_with_replaced_layers_use_plain_xla(name, interpreted, monkeypatch):
     monkeypatch.setattr(memories, "on_cpu", lambda: False)
@@ -156,10 +156,9 @@ def test_memories_with_replaced_layers_use_plain_xla(name, interpreted, monkeypa
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", CELLS)
-@pytest.mark.parametrize(
-    "card", [CARDS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CARDS[1:])]
-)
+@pytest.mark.parametrize("card", CARDS)
 def test_updates_of_recurrent_policies_use_kernels_on_gpus(card, memory, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert "unroll_memory_back" in update_text(card, memory=memory, recurrent_size=16)

@@ -49,7 +49,10 @@ def limit(steps):
     return {"env_params.episode_length": steps}
 
 
-SLOW = {
+CASES = {
+    "cartpole, a pool": lambda: pooled(
+        "cartpole", 1000, **{"policies.agent.network.hidden_sizes": [16]}
+    ),
     "cartpole": lambda: preset("cartpole", rollout_length=16),
     "two_policies": gridworld,
     "cartpole_ppo": lambda: preset("cartpole_ppo", **limit(5)),
@@ -68,12 +71,6 @@ SLOW = {
     "normalized": lambda: preset(
         "cartpole_ppo", **limit(5), **{"policies.agent.normalize_observation": True}
     ),
-}
-CASES = {
-    "cartpole, a pool": lambda: pooled(
-        "cartpole", 1000, **{"policies.agent.network.hidden_sizes": [16]}
-    ),
-    **SLOW,
 }
 
 
@@ -115,9 +112,8 @@ def assert_same(expected, found):
             np.testing.assert_array_equal(b, a, err_msg=where)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_kernel_against_scan(name):
     expected, found = both(CASES[name]())
     assert expected[1].over.sum() >= 2  # resets happen
@@ -129,14 +125,15 @@ def recurrent():
     return preset("cartpole_ppo", **limit(5), **agent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "cartpole, a pool",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("acrobot", "two_policies", "tag_gridworld, one start", "recurrent")
-        ),
+        "acrobot",
+        "two_policies",
+        "tag_gridworld, one start",
+        "recurrent",
     ],
 )
 def test_kernels_for_steps_against_plain_xla(name):
@@ -160,6 +157,7 @@ def test_kernel_under_vmap():
     assert_same(expected, found)
 
 
+@pytest.mark.slow
 def test_an_update_contains_the_kernel_only_on_a_gpu(monkeypatch):
     small = {"devices": 1, "policies.agent.network.hidden_sizes": [16]}
     config = preset("cartpole", reset=1000, **small)

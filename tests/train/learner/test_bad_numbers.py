@@ -231,6 +231,7 @@ def test_missing_metrics_are_not_bad_numbers():
     assert describe_bad_numbers(learner.setup, 0) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"), [("dead_obs", "observations"), ("dead_reward", "rewards")]
 )
@@ -367,6 +368,7 @@ def ended_run(tmp_path_factory):
     return config, folder, str(error.value)
 
 
+@pytest.mark.slow
 def test_trainer_saves_the_last_good_state_and_says_what_was_bad(ended_run):
     config, folder, said = ended_run
     assert said.startswith("update 4: non-finite rewards of policy 'agent': ")
@@ -407,6 +409,7 @@ def test_resumed_as_it_was_it_ends_again_and_by_skip_it_goes_on(ended_run):
     assert last["agent/reward_mean"] is None
 
 
+@pytest.mark.slow
 def test_skip_ends_where_updates_stay_bad(tmp_path):
     # the clock stops before its bad step for all random numbers: only updates 1 to 3 are good
     config = toy_clock.run_config(

@@ -84,6 +84,7 @@ def test_wrong_arguments_are_refused(learner, state):
         learner.run(state)
 
 
+@pytest.mark.slow
 def test_single_updates_equal_a_run(learner, state):
     one, rows = state, []
     for _ in range(2):
@@ -203,6 +204,7 @@ def test_nothing_recompiles(learner, state):
 # --- metrics ---
 
 
+@pytest.mark.slow
 def test_metrics_have_one_number_per_update(learner, state):
     _, metrics = learner.run(state, num_updates=4)
     assert all(leaf.shape == (4,) for leaf in jax.tree.leaves(metrics))

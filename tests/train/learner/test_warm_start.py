@@ -218,6 +218,7 @@ def test_frozen_policy_acts_as_in_its_run(source):
     assert set(np.ravel([row[0] for row in actions[0]])) == {0, 1}
 
 
+@pytest.mark.slow
 def test_ddpg_policy_continues_from_its_checkpoint(off_policy):
     folder, old = off_policy
     begun = dataclasses.replace(tiny_ddpg(), checkpoint=str(folder), normalize_observation=True)
@@ -280,6 +281,7 @@ def test_population_starts_from_a_checkpoint(source):
 # --- refusals ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -400,6 +402,7 @@ def test_other_spaces_are_refused(source):
         make_learner(tiny_config("probe_box_leaver", {"players": players})).init(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_changed_encoder_class_is_refused(tmp_path, monkeypatch):
     class Wider(FlatEncoder):
         def __init__(self, observation_space, *, rngs):

@@ -243,6 +243,7 @@ def test_squashed_samples_are_in_bounds_and_follow_the_density():
     assert_frequency(np.sum(drawn < 0.1 + 0.2 * np.tanh(0.7 + np.exp(-1.0))), 1 - 0.158655)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [-60.0, 60.0])
 def test_squashed_log_prob_and_gradient_are_finite_at_the_edges(action):
     for outputs in ([0.0, 0.0], [20.0, -3.0], [-20.0, 3.0]):

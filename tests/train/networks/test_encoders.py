@@ -244,6 +244,7 @@ def test_custom_encoders_are_found_by_name_and_path(names):
         register_encoder("plain", dict)
 
 
+@pytest.mark.slow
 def test_custom_encoder_acts_and_learns(names):
     register_encoder("doubled", Doubled)
     network = dataclasses.replace(
@@ -409,6 +410,7 @@ def test_cnn_by_hand(padding, stride):
     np.testing.assert_allclose(found, np.maximum(wanted, 0.0).reshape(2, -1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_cnn_appends_other_parts_and_takes_several_layers():
     space = Dict({"agent_type": Discrete(3), "obs": IMAGE})
     options = {"channels": (4, 8), "kernel_size": (3, 2), "layer_norm": True}

@@ -69,6 +69,7 @@ def test_layout_of_the_environment_is_the_default_option(encoder):
     assert np.any(kernels[0] != kernels[1])
 
 
+@pytest.mark.slow
 def test_policies_use_the_layout_of_the_environment():
     learner = learner_of(Told, width=16)
     state, policy = learner.init(KEY).policies["agent"], learner.setup.policies["agent"]
@@ -82,6 +83,7 @@ def test_configurations_contain_no_function():
         assert policy.network.encoder_options == {}
 
 
+@pytest.mark.slow
 def test_option_takes_precedence_over_the_environment():
     learner = learner_of(Told, split=TIME_IS_OTHER)
     state, policy = learner.init(KEY).policies["agent"], learner.setup.policies["agent"]
@@ -152,6 +154,7 @@ def test_custom_encoders_receive_the_layout_if_split_has_no_own_default(
         learner_of(Signal, "own")
 
 
+@pytest.mark.slow
 def test_redefined_environment_with_another_layout_uses_another_program():
     """As if a notebook cell runs again with a changed layout."""
 

@@ -114,6 +114,7 @@ unroll = nnx.jit(lambda memory, *inputs: memory.unroll(*inputs))
 step = nnx.jit(lambda memory, carry, x: memory(carry, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_equals_its_equations(name):
     memory, carry, xs = drawn(name)
@@ -153,6 +154,7 @@ def test_episodes_start_at_a_custom_carry(name):
     np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gru", "lstm", "two lstms"])
 def test_gpus_unroll_with_the_same_results_and_gradients(name, monkeypatch):
     memory, carry, xs = drawn(name)
@@ -273,6 +275,7 @@ def test_a_run_is_saved_resumed_evaluated_and_exported(name, tmp_path):
     assert any(name.startswith("params/trunk/cell/") for name in np.load(arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_unrolling_in_the_loss_equals_acting(name):
     network = dataclasses.replace(NETWORK, **CONFIGS[name], recurrent_size=3)
@@ -348,6 +351,7 @@ def test_custom_memories_are_found_by_name_and_path(names):
         register_memory("plain", dict)
 
 
+@pytest.mark.slow
 def test_a_custom_memory_starts_at_its_empty_carry_and_learns():
     network = dataclasses.replace(NETWORK, memory=f"{__name__}:Sum", recurrent_size=3)
     policy = tiny_policy("PPO", network=network, epochs=1, minibatches=1)
@@ -364,6 +368,7 @@ def test_a_custom_memory_starts_at_its_empty_carry_and_learns():
     assert np.any(kernels[0] != kernels[1])
 
 
+@pytest.mark.slow
 def test_a_memory_that_is_registered_again_compiles_another_program(names):
     """As in a notebook cell that runs again."""
 

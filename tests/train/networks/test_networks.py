@@ -167,6 +167,7 @@ def test_initializers_have_their_deviation(initializer, deviation):
             assert np.abs(kernel).max() <= np.sqrt(3) * expected * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_used_in_hidden_layers_only():
     def made(dtype):
         config = NetworkConfig(hidden_sizes=(16, 16), activation="tanh", compute_dtype=dtype)
@@ -192,6 +193,7 @@ def test_bfloat16_is_used_in_hidden_layers_only():
     assert hidden.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_trunk", [True, False])
 def test_hidden_layers_of_heads_follow_the_cell(shared_trunk):
     config = NetworkConfig(

@@ -20,6 +20,7 @@ LAYERS = {
 SEQUENCES = {"one part": (7, 3), "three parts": (6, PART // 2), "one step": (1, 2 * PART)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LAYERS)
 def test_product_and_gradients_agree_with_numpy(case):
     check_product(product, *LAYERS[case])

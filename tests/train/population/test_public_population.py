@@ -81,6 +81,7 @@ def assert_close(a, b):
 # --- in memory ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_member_equals_its_run(population, states, trained, place):
     learner, first = population.member(states, place)
@@ -107,6 +108,7 @@ def test_two_short_runs_equal_one_long_run(population, states, trained):
     assert not states.num_updates.is_deleted()
 
 
+@pytest.mark.slow
 def test_select_copies_everything_but_the_key(population, trained):
     before, _ = trained
     copies = population.select(before, [2, 1, 2, 0])
@@ -131,6 +133,7 @@ def test_hyperparameters_of_copies_can_change(population, trained):
     assert len({kernel.tobytes() for kernel in kernels}) == 4
 
 
+@pytest.mark.slow
 def test_evaluate_plays_each_member_as_its_run(population, trained):
     episodes = population.evaluate(trained[0], jax.random.key(5), num_episodes=16, max_steps=10)
     assert len(episodes) == 4
@@ -151,6 +154,7 @@ def test_group_makes_a_population_for_each_program():
     assert [config.seed for config in batches[1].configs] == [2]
 
 
+@pytest.mark.slow
 def test_the_last_member_fills_a_batch(states):
     *_, last = Population.group(CONFIGS[:3])[0].batches(2)
     assert (len(last.configs), last.size) == (1, 2)
@@ -274,6 +278,7 @@ def test_train_writes_a_row_for_each_member_and_chunk(population, states, whole)
     assert content["members"][2]["config"]["seed"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("looks", "kills"), [(1, False), (2, True)])
 def test_interrupted_training_ends_with_the_same_numbers(population, whole, tmp_path, looks, kills):
     try:
@@ -289,12 +294,14 @@ def test_interrupted_training_ends_with_the_same_numbers(population, whole, tmp_
     assert (tmp_path / "run/finished").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_training_can_be_extended(population, states, whole, tmp_path):
     assert population.train(tmp_path, num_updates=2)
     assert population.train(tmp_path, num_updates=6)
     assert (tmp_path / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_after_selects_members_between_chunks(population, states, tmp_path):
     calls = []
 
@@ -325,6 +332,7 @@ def test_callbacks_see_every_member_and_end_training(population, tmp_path):
     assert len((tmp_path / "members/001/metrics.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_members_that_reach_the_goal_end_training(tmp_path):
     goal = {"agent/episode_return": -100.0}
     population = Population([dataclasses.replace(own, stop_at=goal) for own in CONFIGS])
@@ -333,6 +341,7 @@ def test_members_that_reach_the_goal_end_training(tmp_path):
     assert population.train(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path):
     population = Population([with_rate(CONFIG, 1e38, seed=0), *CONFIGS[1:]])
     said = []

@@ -92,6 +92,7 @@ def trained():
     return learner, *learner.update(learner.init(jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_flags_in_info_are_counted(trained):
     learner, state, metrics = trained
     assert 1 < metrics["episode_took_last"] < 6

@@ -72,6 +72,7 @@ def played(algorithm="DQN"):
     return learner, state, result, result.rows["runner"]
 
 
+@pytest.mark.slow
 def test_probe_keeps_the_contract():
     wdjax.check_env(Relay(), num_steps=300)
     wdjax.check_env(Relay(), RelayParams(cut=True, by_action=1.0), num_steps=300)
@@ -104,6 +105,7 @@ def test_advantages_by_hand(cut):
     assert metrics["runner/live_fraction"] == 10 / 16
 
 
+@pytest.mark.slow
 def test_discounted_returns_by_hand():
     """The sums that `normalize_reward` divides by start at 0 with the second runner of a slot."""
     learner = learner_of(tiny_policy("PPO", gamma=0.5, normalize_reward=True, epochs=1))
@@ -129,6 +131,7 @@ def test_n_step_targets_by_hand():
     assert discount[2, 1] == 0.125
 
 
+@pytest.mark.slow
 def test_sequences_begin_with_an_agent_and_end_with_it():
     _, _, result, rows = played()
     steps = Steps.of(rows, result.over)
@@ -141,6 +144,7 @@ def test_sequences_begin_with_an_agent_and_end_with_it():
     np.testing.assert_array_equal(valid, [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
 
 
+@pytest.mark.slow
 def test_team_steps_by_hand():
     """A team continues with the agents that join, and a reward belongs to the agents present."""
     learner, _, result, _ = played("VDN")
@@ -172,6 +176,7 @@ class StartsWarm(PPO):
         return jax.tree.map(lambda zeros: zeros + 1.0, super().init_carry(policy, num_envs))
 
 
+@pytest.mark.slow
 def test_carries_start_with_an_agent():
     policy = tiny_policy("PPO", network=MEMORY, epochs=1, minibatches=1)
     policy = change_policy(policy, algorithm=f"{__name__}:StartsWarm")
@@ -217,6 +222,7 @@ def test_carry_of_a_central_critic_starts_with_an_agent():
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "learner",
     [
@@ -249,6 +255,7 @@ def test_empty_slots_change_no_bit(learner):
     assert np.all(metrics["runner/reward_max"] == 3)
 
 
+@pytest.mark.slow
 def test_evaluation_counts_present_agents_and_starts_their_memories():
     learner = learner_of(tiny_policy("PPO", network=MEMORY, normalize_observation=True))
     state, returns = start(learner), []

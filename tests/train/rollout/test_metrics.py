@@ -55,6 +55,7 @@ def reported(env, policies, **changes):
     return {re.sub(r"(opponent_\w+)/.*", r"\1/WHO", name) for name in names}
 
 
+@pytest.mark.slow
 def test_table_lists_exactly_the_reported_metrics():
     options = {"neg_pos_env_ratio": 1.0, "normalize_reward": True, "normalize_advantage": True}
     ppo = tiny_policy("PPO", past_selves=1, **options)
@@ -204,6 +205,7 @@ def test_rollout_metrics_are_over_live_rows(rollout_numbers):
         np.testing.assert_allclose(ours[name], expected, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_chunk_means_are_over_learned_transitions():
     """1 of 12 transitions decides in one update and all in the next. All are live in both."""
     ones = np.ones(LIVE.shape, np.float32)

@@ -80,6 +80,7 @@ def test_opponents_are_drawn_by_their_probability():
     np.testing.assert_allclose(share, [0.6, 0.1, 0, 0.3], atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_updates", "anew"), [(6, [True, True, True, True]), (7, [False, False, True, False])]
 )
@@ -121,6 +122,7 @@ def test_standings_by_hand():
     np.testing.assert_array_equal(second.without(jnp.int32(REPLACED)).games, second.games)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [-1000.0, 0.0, 1000.0])
 def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
     """The other policies beat the first opponent more often, so the second is drawn more often."""
@@ -134,6 +136,7 @@ def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
     assert found[1] > 20 * found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", [-1000.1, -1.0, 0.0, 0.3])
 def test_equal_returns_count_half(outcome):
     old = new_standings(1)
@@ -271,6 +274,7 @@ def test_only_opponents_of_a_script_learn():
 # --- exploration ---
 
 
+@pytest.mark.slow
 def test_snapshots_of_a_q_network_do_not_explore():
     network = {"network": {"hidden_sizes": [8]}}
     caller = {**network, "algorithm": "PQN", "epsilon": 1.0, "past_selves": 1}

@@ -91,6 +91,7 @@ def drawn(fraction, num_blocks, key=KEY, size=3):
     return acting_networks(self_of(9), pool, active)
 
 
+@pytest.mark.slow
 def test_the_opponent_of_a_block_follows_from_the_key_and_the_block():
     acting = drawn(0.6, 8)
     for block in range(8):
@@ -106,6 +107,7 @@ def test_the_opponent_of_a_block_follows_from_the_key_and_the_block():
     np.testing.assert_array_equal(drawn(0.6, 4).active, acting.active[:4])
 
 
+@pytest.mark.slow
 def test_snapshots_are_equally_likely():
     assert set(drawn(0.0, 512).active.tolist()) == {PRESENT}
     share = np.bincount(drawn(1.0, 4096).active + 1, minlength=4) / 4096
@@ -122,6 +124,7 @@ def test_carry_and_discounted_return_start_anew_with_another_opponent():
     np.testing.assert_array_equal(after.discounted_return[:, 2], [1, 1, 0, 0, 1, 1, 0, 0])
 
 
+@pytest.mark.slow
 def test_rewards_of_opponents_do_not_scale_rewards():
     """The policy receives 1 in a step and its opponent 100. Opponents change every 2 steps."""
     memory, statistics, gamma = Memory(None, jnp.zeros((8, 1))), new_statistics(), jnp.float32(0.9)

@@ -82,6 +82,7 @@ def assert_numbers(env, policies, rows):
                 assert row[f"eval/{name}{STANDARD_ERROR}"] == pytest.approx(0.0, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_statistics_with_names_of_the_library(tmp_path):
     """Each of these names was lost, stopped training or had another value once."""
     env = Ledger(

@@ -71,6 +71,7 @@ def play(learner, num_updates, **env_params):
     return learner.run(state.replace(env_params=params), num_updates=num_updates)
 
 
+@pytest.mark.slow
 def test_probe_keeps_the_contract():
     wdjax.check_env(Cut(), num_steps=100)
 
@@ -206,6 +207,7 @@ class Meddles(Cut):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "words"),
     [

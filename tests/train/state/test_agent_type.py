@@ -92,6 +92,7 @@ def test_type_is_the_index_of_the_selector():
     assert set(seen) == {"obs", "agent_type"}
 
 
+@pytest.mark.slow
 def test_slices_of_a_group_are_types_and_masks_stay_top_level():
     env = Pair()
     clerks = PolicyConfig(agents=("clerk[2]", "clerk[0:2]"), agent_type_feature=True)

@@ -68,6 +68,7 @@ def test_options_have_traced_scalars_and_static_values():
     assert policy.config.options.clip == 0.3
 
 
+@pytest.mark.slow
 def test_members_of_a_population_have_hyperparameters_of_their_own():
     learner, _ = start(tiny_policy("PPO"))
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 3))
@@ -78,6 +79,7 @@ def test_members_of_a_population_have_hyperparameters_of_their_own():
     assert jax.tree.map(lambda leaf: leaf[1], hypers)["clip"] == jnp.float32(0.2)
 
 
+@pytest.mark.slow
 def test_fraction_of_snapshots_needs_snapshots():
     policies = {
         "pilot": tiny_policy("A2C", past_selves=2),

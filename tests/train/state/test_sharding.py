@@ -195,6 +195,7 @@ def test_learning_with_each_option_equals_one_device(name, num_devices):
     assert_same_run(name, num_devices)
 
 
+@pytest.mark.slow
 def test_runs_finish_episodes_and_learn():
     _, first, last, metrics = three_updates("quick", 1)
     assert np.all(metrics["episodes"] > 0)
@@ -227,6 +228,7 @@ def test_policies_are_equal_on_all_devices_and_replicas_are_split():
         }
 
 
+@pytest.mark.slow
 def test_one_device_runs_the_plain_program():
     learner, first, *_ = three_updates("quick", 1)
     text = learner.update.lower(first).as_text()
@@ -361,6 +363,7 @@ def test_blocks_keep_their_numbers_and_keys():
     np.testing.assert_array_equal(jax.jit(found)(), draw(8))
 
 
+@pytest.mark.slow
 def test_minibatches_equal_those_of_one_device():
     steps, replicas, agents = 3, 8, 2
     shape = (steps, replicas, agents)

@@ -46,6 +46,7 @@ def data_file(checkpoint):
     )
 
 
+@pytest.mark.slow
 def test_checkpoint_contains_the_state_of_the_host(whole_run):
     with open_checkpoints(whole_run / "checkpoints", keep=None) as manager:
         host = restore(manager, 4, abstract_state(make_learner(small_config(**KEPT)).setup))[1]
@@ -83,6 +84,7 @@ def test_truncated_checkpoint_is_renamed_and_the_run_ends_equal(sizes, whole_run
     assert_same_run(whole_run, run)
 
 
+@pytest.mark.slow
 def test_damaged_files_never_give_wrong_numbers(whole_run, tmp_path):
     """With sizes, a missing or shorter file is named. Without, orbax raises or did not need it."""
     original, like = (
@@ -173,6 +175,7 @@ def files_of_at_most(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -181,9 +184,7 @@ def files_of_at_most(size):
             r"could not save a checkpoint in .*/checkpoints \(File too large\)\. "
             r"The checkpoint of 2 updates",
         ),
-        pytest.param(
-            100, r"could not write .*/metrics.jsonl \(File too large\)", marks=pytest.mark.slow
-        ),
+        (100, r"could not write .*/metrics.jsonl \(File too large\)"),
     ],
 )
 def test_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
@@ -232,6 +233,7 @@ def test_folder_has_one_writer_and_any_number_of_readers(run):
     waiting.train()
 
 
+@pytest.mark.slow
 def test_folder_is_locked_during_training_only(tmp_path):
     def intrude(trainer, row):
         with pytest.raises(BlockingIOError):
@@ -275,6 +277,7 @@ def test_loading_a_run_writes_nothing(run):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_truncated_metrics_warn_and_keep_complete_lines(run, capsys):
     file = run / "metrics.jsonl"
     os.truncate(file, file.stat().st_size - 10)
@@ -356,6 +359,7 @@ def test_kill_between_best_and_regular_checkpoint(killed, best_run, tmp_path):
     assert trainer.best_score == max(score for score in scores if score is not None)
 
 
+@pytest.mark.slow
 def test_best_checkpoint_of_a_lost_part_is_kept_if_better(best_run, tmp_path):
     """Without --deterministic a GPU gets other numbers. The score must match the kept state."""
     whole, best = best_run

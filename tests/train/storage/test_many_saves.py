@@ -86,6 +86,7 @@ def test_saves_return_freed_memory_to_the_system(tmp_path):
     assert before - after > 10_000  # of 20,000, minus the memory of the save
 
 
+@pytest.mark.slow
 def test_threads_save_concurrently(tmp_path):
     failed = []
 

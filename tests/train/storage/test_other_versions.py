@@ -100,6 +100,7 @@ def test_checkpoint_with_other_fields_of_its_own_names_the_algorithm(learner, tm
         restore(manager, 3, abstract_state(learner.setup))
 
 
+@pytest.mark.slow
 def test_observations_in_states_of_adapted_environments_are_dropped(tmp_path):
     """Checkpoints before 0.3.0 contain them."""
     pytest.importorskip("gymnax")
@@ -127,6 +128,7 @@ def in_class(value, **fields):
     return other(**fields)
 
 
+@pytest.mark.slow
 def test_opponents_of_a_checkpoint_of_0_2_are_read(tmp_path):
     """Until 0.2 they were part of policies and memories."""
     side = {"network": {"hidden_sizes": [8]}, "past_selves": 2, "opponents": {"random": 0.1}}

@@ -77,6 +77,7 @@ READ = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", READ)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_pipes_and_devices_in_a_run_folder_are_not_read(kind, file, run):
@@ -105,6 +106,7 @@ def extend(run):
     save_curves(run)
 
 
+@pytest.mark.slow
 def test_links_are_replaced_and_their_targets_unchanged(run, tmp_path):
     files = ("config.yaml", "metrics.csv", "curves.png")
     for file in files:

@@ -42,6 +42,7 @@ def test_switches_returns_the_current_settings(monkeypatch):
     assert yaml.safe_load(yaml.safe_dump(settings)) == settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUIRED)
 def test_resuming_with_another_setting_raises(name, run, current):
     before, old = {path: path.stat().st_mtime_ns for path in run.rglob("*")}, current[name]
@@ -59,6 +60,7 @@ def test_loading_with_another_key_type_raises(run, current):
     assert refusal(load_run, run).startswith("jax_default_prng_impl = 'rbg': the run in")
 
 
+@pytest.mark.slow
 def test_settings_that_affect_rounding_warn_once(run, current, capsys):
     current |= {
         "jax_default_matmul_precision": "highest",
