@@ -125,6 +125,7 @@ def test_a_block_that_begins_at_the_last_place_reads_no_other_replica(num_agents
     assert np.isinf(scene[:, num_agents:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_positions_of_empty_slots_may_be_anything(value):
     rng = np.random.default_rng(0)

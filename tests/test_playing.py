@@ -129,6 +129,7 @@ def test_play_agrees_with_single_steps(game):
         assert episode >= 2
 
 
+@pytest.mark.slow
 def test_play_continues_from_its_state():
     env, params = make("cartpole")
     start, (state, _, steps) = played("cartpole", "scan")

@@ -99,6 +99,7 @@ class Relay:
         return (place, time), self._timestep(place, time)
 
 
+@pytest.mark.slow
 def test_agents_terminate_by_discount_and_are_truncated_at_the_last_step():
     env, params = wdjax.adapters.from_jumanji(Relay())
     assert dict(env.groups) == {"agent": 2}

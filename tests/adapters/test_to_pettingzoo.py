@@ -306,6 +306,7 @@ def test_methods_before_reset_raise():
             getattr(env, method)(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPED)
 def test_render_returns_pictures(name):
     env = to_pettingzoo(*wdjax.make(name), render_mode="rgb_array")

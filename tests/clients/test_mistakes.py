@@ -82,6 +82,7 @@ def learner_of(algorithm):
     return make_learner(load_config("cartpole_ppo", **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [

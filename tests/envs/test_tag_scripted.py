@@ -61,6 +61,7 @@ def test_chase_turns_to_the_nearest_active_runner(game):
     )
 
 
+@pytest.mark.slow
 def test_chase_brakes_if_it_cannot_turn_or_would_overshoot(game):
     behind = plane(x=[5, 5, 1, 1], y=[5, 5, 5, 5], direction=[0, 2, 0, 0], speed=[0.6, 0.5, 0, 0])
     chosen = chase(

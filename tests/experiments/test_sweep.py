@@ -111,6 +111,7 @@ def test_a_member_equals_its_run(whole, number):
     assert_rows_agree({name: table[number][name] for name in last}, last)
 
 
+@pytest.mark.slow
 def test_the_table_contains_values_and_scores(whole):
     folder, table = whole
     assert [row["member"] for row in table] == list(range(16))

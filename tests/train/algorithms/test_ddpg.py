@@ -105,6 +105,7 @@ def test_initial_networks(learner, four):
     assert "critic2" not in state.params
 
 
+@pytest.mark.slow
 def test_training_starts_when_the_buffer_holds_warmup_transitions(four):
     states, rows = four
     policies = [state.policies["agent"] for state in states]

@@ -94,6 +94,7 @@ def test_constant_reward_is_the_value(learned):
     assert_values(learned, "constant", [1, 1])
 
 
+@pytest.mark.slow
 def test_value_depends_on_the_observation(learned):
     assert_values(learned, "by_signal", [-1, 1])
 

@@ -237,6 +237,7 @@ def test_transitions_without_a_choice_change_no_bit(normalized):
     assert runs[0][0].policies["worker"].normalizer.obs["seen"].count == 4 * 8 * 5
 
 
+@pytest.mark.slow
 def test_a_policy_without_any_choice_learns_nothing(normalized):
     learner, state = normalized
     # gives the optimizer momentum

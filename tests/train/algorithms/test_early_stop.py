@@ -106,6 +106,7 @@ def test_no_step_is_taken_once_the_kl_divergence_exceeds_its_target(by_hand):
     assert min(taken) >= 1  # before the first step the divergence is 0
 
 
+@pytest.mark.slow
 def test_a_population_member_that_stops_does_not_stop_the_others(by_hand):
     many = jnp.array(targets(by_hand), jnp.float32)
     states, metrics = jax.jit(jax.vmap(steps_with))(many)

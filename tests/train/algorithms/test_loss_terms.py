@@ -155,6 +155,7 @@ def test_a_loss_that_reads_another_field_is_refused_with_the_fields_it_may_read(
         custom(name)
 
 
+@pytest.mark.slow
 def test_a_loss_that_reads_a_name_that_evaluate_lacks_is_refused():
     words = r"its loss reads 'divergence', but new.extra has \['kl'\], and batch.extra has \[\]"
     with pytest.raises(ValueError, match=words):

@@ -239,6 +239,7 @@ def test_the_rollouts_contain_every_kind_of_transition(shop, expected):
 # --- acting ---
 
 
+@pytest.mark.slow
 def test_values_equal_the_reference_step_by_step(shop, expected):
     """The recurrent state is reset at the end of an episode, and only there."""
     for _, _, _, seen in each(shop, expected):

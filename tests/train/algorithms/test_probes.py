@@ -175,6 +175,7 @@ def test_rewards_after_leaving_have_no_value(leaver):
     np.testing.assert_allclose(value[4:], stays, atol=0.1)
 
 
+@pytest.mark.slow
 def test_transitions_after_leaving_change_no_bit(leaver):
     zeros, _ = play(*leaver, LeaverParams())
     garbage, _ = play(*leaver, LeaverParams(dead_obs=1e6, dead_reward=-1e6))
@@ -232,6 +233,7 @@ def test_gaussian_finds_the_optimum_inside_the_box(pair, pair_learned):
     )
 
 
+@pytest.mark.slow
 def test_actions_are_inside_the_box(pair_learned):
     assert np.nansum(pair_learned[1]["episodes"]) >= UPDATES
     assert np.nansum(pair_learned[1]["episode_outside"]) == 0

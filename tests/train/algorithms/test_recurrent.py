@@ -59,6 +59,7 @@ def test_a_recurrent_policy_learns_by_a2c():
     assert recall(8, "A2C")[2] > 0.9
 
 
+@pytest.mark.slow
 def test_evaluations_carry_the_recurrent_state(remembering):
     learner, state, _ = remembering
     assert (

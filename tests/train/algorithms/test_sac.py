@@ -106,6 +106,7 @@ def learner_outputs(policy, state):
     return np.asarray(nnx.merge(policy.graphdef, state.params).actor(obs))[0, 0]
 
 
+@pytest.mark.slow
 def test_greedy_evaluation_plays_the_squashed_mean(trained):
     learner, states, _ = trained
     policy, own = learner.setup.policies["agent"], states[3].policies["agent"]

@@ -111,6 +111,7 @@ def test_players_of_other_runs_act_in_their_roles(run):
     )
 
 
+@pytest.mark.slow
 def test_checkpoints_and_equal_runs_share_programs(run):
     learner, state = run
     again = grid_learner(

@@ -67,6 +67,7 @@ def test_resuming_below_the_progress_keeps_rows_after_the_newest_checkpoint(run)
     assert load_config(run / "config.yaml").total_env_steps == 9 * 128
 
 
+@pytest.mark.slow
 def test_creating_a_trainer_changes_nothing(run):
     before = contents(run)
     Trainer(small_config(total_env_steps=10**6), run, resume=True, quiet=True)

@@ -100,9 +100,6 @@ def random_batch(policy, num_rows):
     return Batch(obs, action, kept, valid=valid, **numbers)
 
 
-QUICK = {"one_tower", "two_towers", "encoder"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_gradient_equals_gradient_of_the_loss(name):
@@ -234,6 +231,7 @@ def test_every_transition_counts_once(num_rows):
     check_near(by_kernel(*case), by_xla(*case))
 
 
+@pytest.mark.slow
 def test_gradients_of_any_magnitude_fit_float16():
     params, inputs, action, row = small_case(PROGRAMS * ROWS + 1)  # two blocks for each program
     for exponents in (
@@ -269,6 +267,7 @@ def test_invalid_transitions_have_no_gradient():
         np.testing.assert_array_equal(leaf, 0.0)
 
 
+@pytest.mark.slow
 def test_vmapped_gradient_equals_gradients_of_members():
     cases = [small_case(65, seed) for seed in range(3)]
     found = jax.device_get(
@@ -278,12 +277,9 @@ def test_vmapped_gradient_equals_gradients_of_members():
         check_near(jax.tree.map(lambda leaf, i=i: leaf[i], found), by_xla(*case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        *sorted(QUICK),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if "wide" in name),
-    ],
+    "name", ["one_tower", "two_towers", "encoder", *(name for name in CASES if "wide" in name)]
 )
 def test_kernel_samples_actions_of_plain_xla(name):
     policy, state, _, tolerance = make_case(name)
@@ -361,6 +357,7 @@ def test_kernels_index_at_most_2_31_numbers():
     assert not reaches(policy.engine.shape, most + 1)
 
 
+@pytest.mark.slow
 def test_kernel_never_chooses_an_action_of_probability_0():
     """Also for uniform numbers equal to a cumulative sum, which depend on the order of addition."""
     size, rng = 441, np.random.default_rng(0)

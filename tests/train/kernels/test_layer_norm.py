@@ -221,6 +221,7 @@ def test_acting_uses_a_kernel_on_gpus(preset, as_on_a_gpu):
     assert kernels_in(lowered(act, state.policies["agent"], obs)) == {"normalize"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "decision"),
     [

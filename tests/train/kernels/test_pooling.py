@@ -74,6 +74,7 @@ def test_kernels_agree_with_plain_xla(pool, depth, interpreted):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.max(np.abs(theirs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", SLOPES)
 def test_layers_of_rows_agree_with_plain_xla(activation, interpreted):
     layers, others, _ = operands(2)

@@ -68,6 +68,7 @@ def test_kernels_agree_with_plain_xla(name, size, interpreted):
     assert_equal_up_to_float16(*(results(name, by_kernel, size) for by_kernel in (True, False)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_gradients_of_any_size_are_in_the_range_of_float16(scale, interpreted):
     found, expected = (results("gru", by_kernel, scale=scale) for by_kernel in (True, False))
@@ -84,7 +85,8 @@ def test_iterations_of_two_steps_and_of_one_agree(interpreted, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("resident", [0, pytest.param(3, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("resident", [0, 3, 5])
 def test_matrices_that_do_not_fit_stay_in_memory(resident, interpreted, monkeypatch):
     expected = results("lstm", by_kernel=False)
     monkeypatch.setattr(recurrence, "max_resident", lambda: resident * 16**2)

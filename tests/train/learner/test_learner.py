@@ -98,6 +98,7 @@ def test_single_updates_equal_a_run(learner, state):
         jax.tree.map(same, plain(a), plain(b))
 
 
+@pytest.mark.slow
 def test_a_rollout_is_the_one_that_an_update_learns_from(learner, state):
     before = plain(state)
     after, rollout = learner.rollout(state)
@@ -217,6 +218,7 @@ def test_metrics_have_one_number_per_update(learner, state):
     } <= set(metrics)
 
 
+@pytest.mark.slow
 def test_schedules_count_env_steps(learner, state):
     _, metrics = learner.run(state, num_updates=4)
     (start, first), (end, last) = FALLING

@@ -318,6 +318,7 @@ def network(**changes):
     return {"network": dataclasses.replace(RECURRENT, **changes)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -349,6 +350,7 @@ def test_another_initializer_is_accepted(source):
     )
 
 
+@pytest.mark.slow
 def test_another_algorithm_is_refused(source, off_policy):
     policy = tiny_policy("PPO", checkpoint=f"{off_policy[0]}:agent")
     with pytest.raises(

@@ -12,6 +12,7 @@ from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, make_learner
 from wdjax.train.networks.linear import orthogonal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (1, 3)])
 def test_orthogonal_agrees_with_flax(shape):
     keys = jax.random.split(jax.random.key(0), 3)

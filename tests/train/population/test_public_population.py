@@ -98,6 +98,7 @@ def test_a_member_equals_its_run(population, states, trained, place):
     assert_close({name: values[place] for name, values in trained[1].items()}, metrics)
 
 
+@pytest.mark.slow
 def test_two_short_runs_equal_one_long_run(population, states, trained):
     middle, first = population.run(states, 1)
     end, rest = population.run(middle, 2)
@@ -122,6 +123,7 @@ def test_select_copies_everything_but_the_key(population, trained):
     assert not all(equal)  # copies use other random numbers
 
 
+@pytest.mark.slow
 def test_hyperparameters_of_copies_can_change(population, trained):
     copies = population.select(trained[0], np.array([1, 1, 1, 1]))
     np.testing.assert_allclose(population.hypers(copies)["agent.learning_rate"], 3e-2)
@@ -217,6 +219,7 @@ def test_invalid_members_are_refused(configs, options, words):
     assert words in refusal(Population, configs, **options)
 
 
+@pytest.mark.slow
 def test_invalid_arguments_are_refused(population, states, tmp_path):
     one = population.member(states, 0)[1]
     few = jax.tree.map(lambda leaf: leaf[:3], states)

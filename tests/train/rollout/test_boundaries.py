@@ -101,6 +101,7 @@ def test_flags_in_info_are_counted(trained):
     assert counts.max() > 1
 
 
+@pytest.mark.slow
 def test_random_actions_respect_the_mask(trained):
     learner, state, _ = trained
     info = evaluate(learner, state, jax.random.key(0), 64, random=("agent",)).episode_info

@@ -75,6 +75,7 @@ def assign(env, **changes):
     )["all"]
 
 
+@pytest.mark.slow
 def test_type_is_the_index_of_the_selector():
     assignment = assign(Opposites(), agents=("right", "left"))
     assert assignment.observation_space == Dict(

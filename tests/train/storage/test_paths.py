@@ -120,6 +120,7 @@ def test_links_are_replaced_and_their_targets_unchanged(run, tmp_path):
     assert not any((run / file).is_symlink() for file in files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["metrics.jsonl", "checkpoints", "best"])
 def test_links_that_cannot_be_replaced_raise(place, run, tmp_path):
     (run / place).rename(tmp_path / "outside")

@@ -54,7 +54,6 @@ SAVED = {
     "saved_by_0_2": ("ppo", "ddpg", "self_play"),
     "saved_by_0_3": ("ppo", "ddpg", "self_play", "team", "lstm"),
 }
-SLOW = ("self_play", "team", "lstm")
 
 
 def order_by_sorting(key, size):
@@ -89,13 +88,9 @@ def test_its_options_are_read(run):
     assert load_policy(run, policy).act is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("saved", "name"),
-    [
-        pytest.param(saved, name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for saved, names in SAVED.items()
-        for name in names
-    ],
+    ("saved", "name"), [(saved, name) for saved, names in SAVED.items() for name in names]
 )
 def test_a_saved_run_continues_with_the_same_numbers(saved, name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(CLIENTS)

@@ -53,6 +53,7 @@ def test_resuming_with_another_setting_raises(name, run, current):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_loading_with_another_key_type_raises(run, current):
     current["jax_enable_x64"] = True  # allowed for loading
     load_run(run)
