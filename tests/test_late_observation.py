@@ -160,6 +160,7 @@ def test_correct_late_environment_passes():
     wdjax.check_env(Late(), num_steps=200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "num_steps", "message"),
     [

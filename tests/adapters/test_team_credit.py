@@ -110,6 +110,7 @@ def test_team_credit_rewards_dead_agents_until_the_end():
     assert terminated == [[False, False]] * 3 + [[True, True]] * 3
 
 
+@pytest.mark.slow
 def test_agent_credit_stops_at_the_death_of_the_agent():
     masks, played, reward, terminated = play(Battle, "agent")
     assert played == [[1, 1], [1, 1]] + [[1, 0]] * 4
@@ -118,6 +119,7 @@ def test_agent_credit_stops_at_the_death_of_the_agent():
     assert play(Battle, None) == [masks, played, reward, terminated]  # the default
 
 
+@pytest.mark.slow
 def test_dead_agents_take_action_0_or_their_first_legal_action():
     _, played, reward, _ = play(Unmasked, "team")
     assert played[-1] == [1, 0]

@@ -72,6 +72,7 @@ def test_log_wrapper_works_in_a_scan():
     )
 
 
+@pytest.mark.slow
 def test_masks_are_separate_from_observations():
     env = to_jaxmarl(Team())
     obs, state = env.reset(jax.random.key(0))

@@ -183,6 +183,7 @@ def same(one, other):
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
+@pytest.mark.slow
 @FEW
 @given(configurations())
 def test_yaml_flags_and_python_agree(tmp_path_factory, drawn):

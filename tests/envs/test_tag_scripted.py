@@ -74,6 +74,7 @@ def test_chase_brakes_if_it_cannot_turn_or_would_overshoot(game):
     np.testing.assert_array_equal(chase(game[0], near, game[1], KEY)[0], [SLOWER, 0])
 
 
+@pytest.mark.slow
 def test_flee_turns_away_at_full_speed(game):
     state = plane(x=[5, 1, 5, 2], y=[5, 1, 8, 1], direction=[0, 0, 0, 3], speed=[0, 0, 1.0, 0.0])
     chosen = flee(game[0], state, game[1], KEY)

@@ -134,6 +134,7 @@ def test_the_table_contains_values_and_scores(whole):
     ]
 
 
+@pytest.mark.slow
 def test_the_best_member_is_a_run(whole):
     folder, table = whole
     best = max(table, key=lambda row: row["score"])["member"]

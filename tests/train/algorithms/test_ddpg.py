@@ -130,6 +130,7 @@ def test_training_starts_when_the_buffer_holds_warmup_transitions(four):
         ]
 
 
+@pytest.mark.slow
 def test_metrics_of_the_rollout(four):
     for row in four[1]:
         assert (

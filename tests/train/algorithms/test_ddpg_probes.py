@@ -99,6 +99,7 @@ def test_value_depends_on_the_observation(learned):
     assert_values(learned, "by_signal", [-1, 1])
 
 
+@pytest.mark.slow
 def test_later_reward_is_discounted(learned):
     assert_values(learned, "delayed", [GAMMA, GAMMA, 1, 1])
 

@@ -116,6 +116,7 @@ def test_a_population_member_that_stops_does_not_stop_the_others(by_hand):
         assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], (states, metrics)), alone)
 
 
+@pytest.mark.slow
 def test_engines_take_the_same_steps():
     plain = shown_policy("PPO", Engine(), **FIELDS)
     run = jax.jit(lambda: fit_policy(plain, START, BATCH, KEY, target_kl=jnp.float32(0.05)))
@@ -185,6 +186,7 @@ def test_random_numbers_of_a_block_do_not_depend_on_other_blocks():
 # --- nothing to learn from ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "epochs", "minibatches"), [(Cpu(), 3, 2), (Cpu(), 1, 1), (Engine(), 3, 2)]
 )

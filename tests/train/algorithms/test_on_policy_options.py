@@ -247,6 +247,7 @@ def test_values_equal_the_reference_step_by_step(shop, expected):
         np.testing.assert_allclose(seen.rows.value[live], seen.value[live], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_final_values_use_the_carry_before_the_reset(shop, expected):
     for _, _, metrics, seen in each(shop, expected):
         live = seen.rows.live

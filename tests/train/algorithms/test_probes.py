@@ -182,6 +182,7 @@ def test_transitions_after_leaving_change_no_bit(leaver):
     jax.tree.map(np.testing.assert_array_equal, zeros, garbage)
 
 
+@pytest.mark.slow
 def test_ratio_is_one_on_transitions_before_leaving(leaver):
     learner, run, state = leaver
     frozen = with_hypers(state, **{"player.learning_rate": 0.0})
@@ -239,6 +240,7 @@ def test_actions_are_inside_the_box(pair_learned):
     assert np.nansum(pair_learned[1]["episode_outside"]) == 0
 
 
+@pytest.mark.slow
 def test_a_multi_discrete_policy_learns_both_choices(pair, pair_learned):
     policy, learned = pair[0].setup.policies["clerk"], PolicyState(pair_learned[0]["clerk"], None)
     signals, days = jnp.array([[1.0], [-1.0]]), jnp.array([1, 1])

@@ -48,6 +48,7 @@ def cartpole(request):
     return request.param, learner, state, own.replace(target_params=moved(own.params, 1))
 
 
+@pytest.mark.slow
 def test_targets_and_a_step_of_dqn(cartpole):
     double, learner, state, own = cartpole
     policy = learner.setup.policies["agent"]

@@ -125,6 +125,7 @@ def test_evaluation_samples_unless_greedy(trained):
     assert np.any(one != two)
 
 
+@pytest.mark.slow
 def test_no_key_is_used_twice(trained):
     learner = trained[0]
     with jax.debug_key_reuse(True):  # checks while tracing

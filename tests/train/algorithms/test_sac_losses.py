@@ -142,6 +142,7 @@ def test_actor_loss_by_hand():
     np.testing.assert_allclose(metrics["entropy"], -np.mean(sample(OBS, NORMAL[1])[1]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_step_by_hand():
     policy, state, hypers, batch = stand_in(parameters(*CRITICS), parameters((0, 0), (0, 0)))
     new, metrics = SAC().gradient_step(policy, state, hypers, batch, DRAWN)

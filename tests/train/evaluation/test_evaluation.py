@@ -83,6 +83,7 @@ def test_terminal_rewards_are_counted_and_nothing_after(gridworld):
     check_returns(episodes)
 
 
+@pytest.mark.slow
 def test_cross_play_mixes_trained_and_random_sides(gridworld):
     cells = cross_play(*gridworld, jax.random.key(1), num_episodes=64, greedy=True)
     assert list(cells) == [(a, b) for a in ("trained", "random") for b in ("trained", "random")]

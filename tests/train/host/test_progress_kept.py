@@ -74,6 +74,7 @@ def test_creating_a_trainer_changes_nothing(run):
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(run):
     before = contents(run)
     for steps in (6 * 128, 6 * 128 - 1):

@@ -52,6 +52,7 @@ def test_run_folder_contains_the_documented_files(whole_run):
     assert list(load_config(folder / "config.yaml").policies) == list(trainer.config.policies)
 
 
+@pytest.mark.slow
 def test_metrics_rows_have_equal_fields(whole_run):
     lines = (whole_run[0] / "metrics.jsonl").read_text().splitlines()
     rows = [

@@ -248,6 +248,7 @@ def test_gradients_of_any_magnitude_fit_float16():
         check_near(by_kernel(*case)[0], by_xla(*case)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 @pytest.mark.parametrize(
     "place", [2, PROGRAMS * ROWS - 1]
@@ -310,6 +311,7 @@ def test_kernel_samples_actions_of_plain_xla(name):
         )
 
 
+@pytest.mark.slow
 def test_a_gpu_acts_by_kernel_except_at_highest_precision(monkeypatch):
     policy, state, _, _ = make_case("one_tower")
     assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)  # on the CPU

@@ -116,6 +116,7 @@ def test_a_rollout_is_the_one_that_an_update_learns_from(learner, state):
     )
 
 
+@pytest.mark.slow
 def test_a_saved_state_loads_as_a_run(learner, state, tmp_path):
     after, _ = learner.update(state)
     row = {"updates": 1, "env_steps": STEPS}
@@ -229,6 +230,7 @@ def test_schedules_count_env_steps(learner, state):
     np.testing.assert_allclose(later["agent/learning_rate"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_episodes_are_counted_where_they_end(learner, state):
     # 6 steps a rollout, 8 replicas: an episode of 4 steps ends after 4, 8, 12, 16, 20, 24
     _, metrics = learner.run(state, num_updates=4)

@@ -344,6 +344,7 @@ def test_another_network_is_refused(source, changes, words):
         make_learner(two_halves(f"{source[0]}:both", **changes)).init(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_another_initializer_is_accepted(source):
     make_learner(two_halves(f"{source[0]}:both", **network(initializer="xavier"))).init(
         jax.random.key(0)

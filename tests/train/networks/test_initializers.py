@@ -37,6 +37,7 @@ def decomposed(jaxpr):
     return axes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["flat", "deep_sets"])
 def test_population_decomposes_one_matrix_at_a_time(encoder):
     """Batched decompositions hang on a CPU with two cores (jaxlib 0.10.2)."""

@@ -88,6 +88,7 @@ def test_transitions_by_hand():
     np.testing.assert_array_equal(rows.restarts(result.over)[:, 0], RESTARTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True])
 def test_advantages_by_hand(cut):
     """V = 4, gamma = lambda = 0.5: delta = r - 2 until the last step of an agent, then r - 4."""
@@ -156,6 +157,7 @@ def test_team_steps_by_hand():
     np.testing.assert_array_equal(np.flatnonzero(steps.terminated[:, 0]), [5])
 
 
+@pytest.mark.slow
 def test_team_targets_by_hand():
     """PQN-VDN with a value of 4 for every agent, gamma = 0.5 and lambda = 0."""
     learner, state, result, rows = played()

@@ -155,6 +155,7 @@ def test_rows_after_truncation_change_no_bit(policy):
     assert np.all(metrics["player/reward_mean"] == 1)
 
 
+@pytest.mark.slow
 def test_evaluation_counts_rewards_until_truncation():
     learner = learner_of(tiny_policy("A2C"), env_params={"dead_reward": 100.0})
     episodes = evaluate(learner, learner.init(jax.random.key(0)), jax.random.key(1), 3)

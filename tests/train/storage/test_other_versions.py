@@ -54,6 +54,7 @@ def learner():
     return make_learner(small_config())
 
 
+@pytest.mark.slow
 def test_checkpoint_may_have_other_empty_fields(learner, tmp_path):
     state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
     policies = {

@@ -143,6 +143,7 @@ def test_failed_write_keeps_the_old_file(tmp_path):
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
 
 
+@pytest.mark.slow
 def test_run_folder_may_be_a_link(run, tmp_path):
     (tmp_path / "link").symlink_to(run)
     Trainer(small_config(**KEPT), tmp_path / "link", resume=True, quiet=True).train()

@@ -74,6 +74,7 @@ def test_settings_that_affect_rounding_warn_once(run, current, capsys):
     assert "Warning: XLA_FLAGS = '--a=2', was " in output
 
 
+@pytest.mark.slow
 def test_run_without_stored_settings_resumes(run, current):
     """wdjax 0.2.0 wrote such runs."""
     values = yaml.safe_load((run / "config.yaml").read_text())
