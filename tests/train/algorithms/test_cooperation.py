@@ -44,15 +44,9 @@ CASES = {
         {"network": NETWORK, "normalize_observation": True},
     ),
 }
+# each kind of state: a critic with statistics, memories, a mixer of Q-values, replay
+STATES = ["MAPPO, PopArt", "MAPPO, GRU", "PQN, sum, GRU", "DQN", "QMIX"]
 FORMS = [name for name in CASES if name != "MAPPO, PopArt"]
-
-
-def cases(*quick, names=FORMS):
-    """Return the parameters of a test of these cases. All but `quick` are slow."""
-    slow = {name: [pytest.mark.slow] * (name not in quick) for name in names}
-    return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=marks) for name, marks in slow.items()]
-    )
 
 
 def match(name, **changes):
@@ -84,7 +78,8 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance})
 
 
-@cases(names=CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATES)
 def test_a_run_resumes_exactly(name, tmp_path):
     config = match(name, updates_per_chunk=1, total_env_steps=3 * 16 * 4)
     learner = make_learner(config)
@@ -99,7 +94,7 @@ def test_a_run_resumes_exactly(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", STATES)
 def test_two_devices_learn_as_one(name):
     if jax.device_count() < 2:
         pytest.skip("needs two devices")
@@ -113,7 +108,7 @@ def test_two_devices_learn_as_one(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", STATES)
 def test_members_of_a_population_equal_their_solo_runs(name):
     learner = make_learner(match(name))
     keys, gammas = jax.random.split(jax.random.key(1), 2), jnp.array([0.2, 0.8])
@@ -143,7 +138,8 @@ def test_a_team_learns_to_cooperate(name):
     assert np.nanmean(metrics["episode_matches"][-10:]) / 3 > (0.9 if "MAPPO" in name else 0.8)
 
 
-@cases()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMS)
 def test_a_team_plays_without_its_partners(name):
     learner = make_learner(match(name))
     state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=1)
@@ -153,7 +149,8 @@ def test_a_team_plays_without_its_partners(name):
     assert len(table) == 4
 
 
-@cases()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMS)
 def test_exported_policies_act_alike(name, tmp_path):
     pytest.importorskip("flatbuffers")
     learner = make_learner(match(name))
@@ -316,7 +313,7 @@ def shift(name, **options):
 
 
 @pytest.mark.slow
-@cases("MAPPO", "PQN, sum", "QMIX")
+@pytest.mark.parametrize("name", FORMS)
 def test_forbidden_actions_are_never_taken(name):
     learner = make_learner(shift(name))
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
@@ -336,7 +333,8 @@ def test_mappo_learns_only_from_decisions():
     assert np.isfinite(metrics["worker/value_loss"]).all()
 
 
-@cases()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATES)
 def test_a_policy_learns_beside_ppo_and_against_its_past(name):
     algorithm, policy = CASES[name]
     own = {**policy, **algorithm, "past_selves": 2, "past_selves_every": 1}

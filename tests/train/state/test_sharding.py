@@ -181,18 +181,16 @@ def assert_same_run(name, num_devices):
 # --- learning ---
 
 
-@pytest.mark.parametrize(
-    "num_devices", [pytest.param(number, marks=pytest.mark.slow) for number in (2, 4, 8)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
 def test_learning_equals_one_device(num_devices):
     assert_same_run("quick", num_devices)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [2, 4, 8])
 @pytest.mark.parametrize("name", SEVERAL)
-def test_learning_with_each_option_equals_one_device(name, num_devices):
-    assert_same_run(name, num_devices)
+def test_learning_with_each_option_equals_one_device(name):
+    assert_same_run(name, 4)
 
 
 @pytest.mark.slow
