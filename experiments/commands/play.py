@@ -44,7 +44,6 @@ def play(arguments: list[str]) -> None:
     require_run("play", arguments)
     parsed = parse(PlayArguments, "wdjax play", arguments)
     require_seed(parsed.seed)
-    show(f"Compiling {parsed.run}, which takes some seconds")
     server = play_live(
         parsed.run, parsed.port, parsed.greedy, parsed.fps, parsed.seed, parsed.trust
     )
