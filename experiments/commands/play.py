@@ -45,8 +45,9 @@ def play(arguments: list[str]) -> None:
     parsed = parse(PlayArguments, "wdjax play", arguments)
     require_seed(parsed.seed)
     server = play_live(
-        parsed.run, parsed.port, parsed.greedy, parsed.fps, parsed.seed, parsed.trust
-    )
+        parsed.run, parsed.port, parsed.greedy, parsed.fps, parsed.seed, parsed.trust,
+        compiling=lambda: show("Compiling the game: some seconds"),
+    )  # fmt: skip
     try:
         show(f"Play at {server.url}  (Ctrl-C ends)")
         if parsed.open:

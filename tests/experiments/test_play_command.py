@@ -27,8 +27,14 @@ class Served:
 
 def test_play_prints_the_address_and_ctrl_c_ends_it(monkeypatch, capsys, tmp_path):
     server, started, opened = Served(), [], []
+
+    def start(*given, compiling):
+        started.append(given)
+        compiling()
+        return server
+
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(command, "play_live", lambda *given: started.append(given) or server)
+    monkeypatch.setattr(command, "play_live", start)
     monkeypatch.setattr(command.webbrowser, "open", opened.append)
     with pytest.raises(SystemExit) as ended:
         main(["play", "runs/a@best", "--open", "--port", "80", "--seed", "3", "--trust", "mine"])
@@ -37,6 +43,7 @@ def test_play_prints_the_address_and_ctrl_c_ends_it(monkeypatch, capsys, tmp_pat
     assert opened == [server.url]
     assert server.events == ("wait", "close")
     assert capsys.readouterr().out.splitlines() == [
+        "Compiling the game: some seconds",
         f"Play at {server.url}  (Ctrl-C ends)",
         "Stopping",
     ]

@@ -13,7 +13,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -57,6 +57,7 @@ def play_live(
     fps: float | None = None,
     seed: int = 0,
     trust: Collection[str] = (),
+    compiling: Callable[[], None] | None = None,
 ) -> "LiveServer":
     """Start a page on this machine on which a person controls one agent.
 
@@ -76,6 +77,8 @@ def play_live(
         fps: steps per second at speed 1; None: `Env.frames_per_second`.
         seed: of start states and actions.
         trust: modules from which the run may import code, as for `load_run`.
+        compiling: called when the arguments are valid and the game is about to be compiled, which
+            takes seconds.
 
     Returns:
         A LiveServer, which a notebook shows. Its games run until `close`, or until its cell in a
@@ -100,6 +103,8 @@ def play_live(
     learner, state = _load(run, trust)
     table = Table(learner, state, greedy)
     fps = learner.env.frames_per_second if fps is None else fps
+    if compiling is not None:
+        compiling()
     Match(table, fps, seed).step()  # compiles
     server = LiveServer(table, fps, seed, serve, port)
     _close_with_cell(server)

@@ -365,7 +365,9 @@ def test_a_notebook_cell_that_runs_again_closes_its_games_only(monkeypatch):
 ])  # fmt: skip
 def test_invalid_arguments_raise(arguments, error, words):
     with pytest.raises(error, match=words):
-        wdjax.play_live(**({"run": CONFIG} | arguments))
+        wdjax.play_live(
+            **({"run": CONFIG} | arguments), compiling=lambda: pytest.fail("compiles too early")
+        )
 
 
 # --- in a browser ---
