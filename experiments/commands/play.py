@@ -46,7 +46,7 @@ def play(arguments: list[str]) -> None:
     require_seed(parsed.seed)
     server = play_live(
         parsed.run, parsed.port, parsed.greedy, parsed.fps, parsed.seed, parsed.trust,
-        compiling=lambda: show("Compiling the game: some seconds"),
+        compiling=lambda: show("Compiling the game, which takes some seconds"),
     )  # fmt: skip
     try:
         show(f"Play at {server.url}  (Ctrl-C ends)")

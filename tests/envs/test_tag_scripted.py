@@ -10,6 +10,8 @@ import pytest
 import wdjax
 from wdjax.envs.tag import continuous, gridworld
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(0)
 PLANE = {
     "num_taggers": 2,
@@ -47,7 +49,6 @@ def game():
     return wdjax.make("tag_continuous", **PLANE)
 
 
-@pytest.mark.slow
 def test_chase_turns_to_the_nearest_active_runner(game):
     state = plane(x=[5, 1, 5, 9], y=[5, 1, 8, 1], direction=[0, 3, 0, 0])
     chosen = chase(game[0], state, game[1], KEY)
@@ -61,7 +62,6 @@ def test_chase_turns_to_the_nearest_active_runner(game):
     )
 
 
-@pytest.mark.slow
 def test_chase_brakes_if_it_cannot_turn_or_would_overshoot(game):
     behind = plane(x=[5, 5, 1, 1], y=[5, 5, 5, 5], direction=[0, 2, 0, 0], speed=[0.6, 0.5, 0, 0])
     chosen = chase(
@@ -74,7 +74,6 @@ def test_chase_brakes_if_it_cannot_turn_or_would_overshoot(game):
     np.testing.assert_array_equal(chase(game[0], near, game[1], KEY)[0], [SLOWER, 0])
 
 
-@pytest.mark.slow
 def test_flee_turns_away_at_full_speed(game):
     state = plane(x=[5, 1, 5, 2], y=[5, 1, 8, 1], direction=[0, 0, 0, 3], speed=[0, 0, 1.0, 0.0])
     chosen = flee(game[0], state, game[1], KEY)
@@ -93,7 +92,6 @@ def test_flee_turns_away_at_full_speed(game):
     np.testing.assert_array_equal(chosen[1], [FASTER, LEFT])
 
 
-@pytest.mark.slow
 def test_chase_tags_a_resting_runner():
     """The time is about the shortest possible."""
     env, params = wdjax.make(
@@ -120,7 +118,6 @@ def grid(x, y):
     return gridworld.State(jnp.array(x, jnp.int32), jnp.array(y, jnp.int32), jnp.int32(1))
 
 
-@pytest.mark.slow
 def test_scripts_of_tag_gridworld():
     """Actions: 0 stay, 1 x+1, 2 x-1, 3 y+1, 4 y-1. The longer direction is first."""
     env, params = wdjax.make("tag_gridworld", num_taggers=3, grid_length=6)
@@ -138,7 +135,6 @@ def test_scripts_of_tag_gridworld():
     np.testing.assert_array_equal(flee(env, walled, params, KEY), [1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
 def test_scripts_return_valid_actions(name):
     env, params = wdjax.make(name)

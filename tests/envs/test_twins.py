@@ -11,6 +11,8 @@ from wdjax import env_checker
 from wdjax.envs.classic_control.cartpole import State as CartPoleState
 from wdjax.envs.tag.gridworld import State as GridState
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def only_play(monkeypatch):
@@ -53,7 +55,6 @@ def gridworld_twin(key, state, action, params):
     return split(obs), after, split(reward), split(np.full(5, done)), split(np.zeros(5, bool)), info
 
 
-@pytest.mark.slow
 def test_cartpole_agrees_with_its_twin():
     wdjax.check_env("cartpole", twin=cartpole_twin)
     with pytest.raises(
@@ -64,7 +65,6 @@ def test_cartpole_agrees_with_its_twin():
         )
 
 
-@pytest.mark.slow
 def test_gridworld_agrees_with_its_twin():
     env, params = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4)
     wdjax.check_env(env, params, gridworld_twin)

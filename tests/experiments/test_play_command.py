@@ -43,7 +43,7 @@ def test_play_prints_the_address_and_ctrl_c_ends_it(monkeypatch, capsys, tmp_pat
     assert opened == [server.url]
     assert server.events == ("wait", "close")
     assert capsys.readouterr().out.splitlines() == [
-        "Compiling the game: some seconds",
+        "Compiling the game, which takes some seconds",
         f"Play at {server.url}  (Ctrl-C ends)",
         "Stopping",
     ]

@@ -13,7 +13,10 @@ from tiny_runs import small_config
 from wdjax.train import A2C, FailedCheckError, Trainer, make_learner
 from wdjax.train.learning import masked_mean, total
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "no_pictures")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("quick_compile", "no_pictures"),
+]
 
 
 class RND(A2C):
@@ -78,7 +81,6 @@ def rnd_config(cls=RND, **changes):
     return small_config(total_env_steps=3 * 64, **(base | policy | changes))
 
 
-@pytest.mark.slow
 def test_a_custom_algorithm_learns_the_same_on_two_devices():
     ends = []
     for devices in (1, 2):
@@ -90,13 +92,11 @@ def test_a_custom_algorithm_learns_the_same_on_two_devices():
     close(one_metrics["agent/bonus"], two_metrics["agent/bonus"])
 
 
-@pytest.mark.slow
 def test_a_custom_algorithm_that_reduces_over_devices_trains(tmp_path):
     state = Trainer(rnd_config(), tmp_path / "run", quiet=True).train()
     assert int(state.num_updates) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "words"),
     [

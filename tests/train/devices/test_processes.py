@@ -56,7 +56,6 @@ ARGUMENTS = (
     "8",
 )
 ENV_STEPS = 8 * 16  # per update
-ONE_DEVICE = "--xla_force_host_platform_device_count=1"
 
 
 def by_flags(port, i):
@@ -110,9 +109,9 @@ def two_processes(folder, settings, *arguments):
                 str(folder),
                 *flags,
             ]
-            flags_of_tests = os.environ["XLA_FLAGS"].split()  # other ones round differently
-            of_xla = [flag for flag in flags_of_tests if not flag.startswith(ONE_DEVICE[:-1])]
-            one_device = {"XLA_FLAGS": " ".join([*of_xla, ONE_DEVICE]), "JAX_PLATFORMS": "cpu"}
+            # the flags of the tests, since others round differently; of equal ones the last counts
+            flags_of_xla = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+            one_device = {"XLA_FLAGS": flags_of_xla, "JAX_PLATFORMS": "cpu"}
             cache = {
                 "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

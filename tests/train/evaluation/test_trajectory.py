@@ -23,7 +23,7 @@ from wdjax.train import (
 from wdjax.train.evaluation.trajectory import compile_recording
 from wdjax.train.learner.init import abstract_state
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile")]
 
 KEY = jax.random.key(5)
 
@@ -44,7 +44,6 @@ def check_ends(episode, steps):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(episode))
 
 
-@pytest.mark.slow
 def test_masked_multi_discrete_and_gaussian_policies():
     learner, state = make("probe_pair", {"pilot": tiny_policy("PPO"), "clerk": tiny_policy("A2C")})
     episode = record_episode(learner, state, KEY, observations=True)
@@ -75,7 +74,6 @@ def test_masked_multi_discrete_and_gaussian_policies():
     assert greedy.obs is None
 
 
-@pytest.mark.slow
 def test_recurrent_policy_keeps_its_carry():
     network = NetworkConfig(
         hidden_sizes=(4,),
@@ -105,7 +103,6 @@ def test_recurrent_policy_keeps_its_carry():
     assert np.abs(forgetful - value).max() > 0.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["PPO", "DDPG"])
 def test_normalizers_are_used_and_unchanged(algorithm, monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "walk", Walk)
@@ -150,7 +147,6 @@ class Keyed(Signal):
         return obs, KeyedState(inner, after), *rest
 
 
-@pytest.mark.slow
 def test_keys_in_a_state_are_recorded_as_numbers(monkeypatch):
     monkeypatch.setitem(envs._REGISTRY, "keyed", Keyed)
     episode = record_episode(*make("keyed", {"agent": tiny_policy("A2C")}, episode_length=3), KEY)
@@ -158,7 +154,6 @@ def test_keys_in_a_state_are_recorded_as_numbers(monkeypatch):
     assert len(np.unique(episode.states.key, axis=0)) == 4
 
 
-@pytest.mark.slow
 def test_arrays_for_numpy(tmp_path):
     learner, state = make(
         "tag_gridworld", {name: tiny_policy("A2C") for name in ("tagger", "runner")}, num_taggers=2
@@ -189,7 +184,6 @@ def test_arrays_for_numpy(tmp_path):
         assert not file["terminated/tagger"][:-1].any()
 
 
-@pytest.mark.slow
 def test_pictures_use_programs_compiled_from_shapes(caplog):
     learner, state = make("cartpole", {"agent": tiny_policy("A2C")})
     state, _ = learner.update(state)  # as a run leaves it: on the learner's devices
@@ -201,7 +195,6 @@ def test_pictures_use_programs_compiled_from_shapes(caplog):
     assert "jit(_record_jit)" not in caplog.text
 
 
-@pytest.mark.slow
 def test_program_compiled_from_shapes_gives_the_same_episode(tmp_path):
     learner, state = make("cartpole", {"agent": tiny_policy("A2C")})
     program = compile_recording(learner, abstract_state(learner.setup))

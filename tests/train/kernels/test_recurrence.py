@@ -15,7 +15,7 @@ from wdjax.train import load_config, make_learner
 from wdjax.train.networks import memories, recurrences
 from wdjax.train.networks.memories import GRU, LSTM, MemoryStack, MinGRU
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile")]
 
 STEPS, ROWS = 5, 2 * recurrence.ROWS + 3  # three programs, the last one not full
 CELLS = {"gru": (GRU, 3), "lstm": (LSTM, 4), "mingru": (MinGRU, 2)}
@@ -62,20 +62,17 @@ def results(name, by_kernel, size=16, scale=1.0):
     return gradient(input_kernel, kernel, bias, carry, xs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [*((name, 16) for name in CELLS), ("mingru", 256)])
 def test_kernels_agree_with_plain_xla(name, size, interpreted):
     assert_equal_up_to_float16(*(results(name, by_kernel, size) for by_kernel in (True, False)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_gradients_of_any_size_are_in_the_range_of_float16(scale, interpreted):
     found, expected = (results("gru", by_kernel, scale=scale) for by_kernel in (True, False))
     assert_equal_up_to_float16(found, expected)
 
 
-@pytest.mark.slow
 def test_iterations_of_two_steps_and_of_one_agree(interpreted, monkeypatch):
     monkeypatch.setattr("test_recurrence.STEPS", 6)
     twice = results("mingru", by_kernel=True)
@@ -85,7 +82,6 @@ def test_iterations_of_two_steps_and_of_one_agree(interpreted, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("resident", [0, 3, 5])
 def test_matrices_that_do_not_fit_stay_in_memory(resident, interpreted, monkeypatch):
     expected = results("lstm", by_kernel=False)
@@ -99,7 +95,6 @@ def memory_of(cell, num_layers):
     return layers[0] if num_layers == 1 else MemoryStack(layers)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_layers"),
     [*((name, 1) for name in CELLS), ("mingru", 3), ("gru", 2), ("lstm", 2)],
@@ -140,7 +135,6 @@ def test_memories_agree_with_their_kernels(name, num_layers, interpreted, monkey
     assert not gradient()[1]  # a subclass may have other equations
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CELLS)
 def test_memories_with_replaced_layers_use_plain_xla(name, interpreted, monkeypatch):
     monkeypatch.setattr(memories, "on_cpu", lambda: False)
@@ -158,7 +152,6 @@ def test_memories_with_replaced_layers_use_plain_xla(name, interpreted, monkeypa
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("memory", CELLS)
 @pytest.mark.parametrize("card", CARDS)
 def test_updates_of_recurrent_policies_use_kernels_on_gpus(card, memory, monkeypatch):
@@ -166,7 +159,6 @@ def test_updates_of_recurrent_policies_use_kernels_on_gpus(card, memory, monkeyp
     assert "unroll_memory_back" in update_text(card, memory=memory, recurrent_size=16)
 
 
-@pytest.mark.slow
 def test_other_widths_and_configurations_use_plain_xla(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with listening() as decisions:

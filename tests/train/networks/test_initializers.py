@@ -11,8 +11,9 @@ from flax import nnx
 from wdjax.train import NetworkConfig, PolicyConfig, TrainConfig, make_learner
 from wdjax.train.networks.linear import orthogonal
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (1, 3)])
 def test_orthogonal_agrees_with_flax(shape):
     keys = jax.random.split(jax.random.key(0), 3)
@@ -37,7 +38,6 @@ def decomposed(jaxpr):
     return axes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["flat", "deep_sets"])
 def test_population_decomposes_one_matrix_at_a_time(encoder):
     """Batched decompositions hang on a CPU with two cores (jaxlib 0.10.2)."""
