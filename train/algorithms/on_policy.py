@@ -214,7 +214,7 @@ class OnPolicy(Algorithm):
             obs: leaves [..., *part].
             carry: carry of a recurrent policy before this observation.
         """
-        return policy.apply(state, obs, carry)[1]
+        return policy.engine.note(policy, state, obs, carry=carry)["value"]
 
     def evaluate(self, policy: Policy, state: PolicyState, batch: Batch) -> Evaluation:
         """Return what `loss` receives as `new`; by default without `extra`.

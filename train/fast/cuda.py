@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, cast
@@ -16,7 +17,7 @@ from flax import struct
 from wdjax.kernels.support import decide, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
 from wdjax.train.fast.packed import PackedEngine
-from wdjax.train.kernels.act import act_kernel
+from wdjax.train.kernels.act import act_kernel, note_kernel
 from wdjax.train.kernels.gradient import gradient_kernel, prepare
 from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import (
@@ -88,6 +89,35 @@ class Cuda(PackedEngine):
         simple = lambda state, obs, keys: plain(policy, state.state, carry, obs, keys)[:2]  # noqa: E731
         action, notes = jax.lax.platform_dependent(state, obs, keys, cuda=by_kernel, default=simple)
         return action, notes, carry
+
+    def notes_after(self, policy: Policy) -> bool:
+        # the value of a shared trunk is one more column of its outputs
+        pays = policy.algorithm.keeps_log_prob or not (self.shape and self.shape.shared)
+        return pays and self.acts_by_kernel(policy)
+
+    def note(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        obs: Observation,
+        action: jax.Array | None = None,
+        carry: Carry = None,
+    ) -> Fields:
+        plain = functools.partial(super().note, policy)
+        if why_plain(policy) is not None:
+            with self.kernels_of_parts(policy):
+                return plain(state, obs, action, carry)
+        axes = jax.eval_shape(plain, state, obs)["value"].shape
+        if not reaches(self.shape, math.prod(axes)):
+            return plain(state, obs, action)
+        by_kernel = functools.partial(self.with_kernels, policy, note_by_kernel, policy, axes)
+
+        @jax.custom_jvp  # a custom loss may contain values; the kernel has no derivative
+        def noted(state: PolicyState, obs: Observation, action: jax.Array | None) -> Fields:
+            return jax.lax.platform_dependent(state, obs, action, cuda=by_kernel, default=plain)
+
+        noted.defjvp(functools.partial(jax.jvp, plain))
+        return noted(state, obs, action)
 
     def sum_gradient(
         self,
@@ -230,6 +260,33 @@ def draw_by_kernel(
     if log_prob is not None:
         notes["log_prob"] = log_prob.reshape(rows)
     return action.reshape(rows if discrete.scalar else (*rows, -1)), notes
+
+
+def note_by_kernel(
+    policy: Policy,
+    axes: tuple[int, ...],
+    state: PolicyState,
+    obs: Observation,
+    action: jax.Array | None,
+    interpret: bool = False,
+) -> Fields:
+    """Compute `Engine.note` by a kernel.
+
+    Args:
+        policy: static part of the policy.
+        axes: leading axes of the observations.
+        state: its state.
+        obs: leaves [*axes, *part].
+        action: [*axes, ...], or None.
+        interpret: run the kernel in XLA, on any device, for tests.
+    """
+    shape, inputs = policy.engine.shape, inputs_of(policy, state, obs)
+    towers = transposed(towers_of(state.params, shape), shape)
+    noted = action if policy.algorithm.keeps_log_prob else None
+    noted = None if noted is None else noted.reshape(len(inputs[0]), -1)
+    value, log_prob = note_kernel(shape, towers, inputs, noted, interpret)
+    notes = {"value": value} if log_prob is None else {"value": value, "log_prob": log_prob}
+    return {name: note.reshape(axes) for name, note in notes.items()}
 
 
 def kernel_gradient(

@@ -1,11 +1,14 @@
 """Acting as one kernel: actions, log-probabilities and values of observations in one launch.
 
+`note_kernel` computes log-probabilities and values of actions that were sampled before.
+
 A program computes all layers after the encoder for a block of rows. Hidden layers stay in
 registers.
 """
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,28 +60,71 @@ def act_kernel(
     Returns:
         (action [R, components] int32, value [R] float32, log_prob [R] float32 or None).
     """
-    num_rows, components = uniform.shape
+    actions = jax.ShapeDtypeStruct((uniform.size,), jnp.int32)
+    action, value, log_prob = _call(
+        shape, towers, inputs, uniform, actions, with_log_prob, interpret
+    )
+    return action.reshape(uniform.shape), value, log_prob
+
+
+def note_kernel(
+    shape: Shape,
+    towers: tuple[Tower, ...],
+    inputs: Sequence[jax.Array],
+    action: jax.Array | None,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return (V(obs) [R] float32, log pi(action) [R] float32, or None without actions).
+
+    Args:
+        shape: static sizes of the policy.
+        towers: towers of its network, `transposed`.
+        inputs: [R, num_inputs] float32 of each tower, or of all towers.
+        action: [R, components] int32; None for the values alone.
+        interpret: run step by step in XLA on any device, for tests.
+    """
+    with_log_prob = action is not None
+    if action is None and not shape.shared:  # only the tower of the value
+        towers, inputs = towers[-1:], inputs[-1:]
+    return _call(shape, towers, inputs, action, None, with_log_prob, interpret)[1:]
+
+
+def _call(
+    shape: Shape,
+    towers: tuple[Tower, ...],
+    inputs: Sequence[jax.Array],
+    draws: jax.Array | None,
+    actions: jax.ShapeDtypeStruct | None,
+    with_log_prob: bool,
+    interpret: bool,
+) -> Any:
+    """Return (actions, values, log-probabilities); None for outputs that are not computed.
+
+    Args:
+        shape: static sizes of the policy.
+        towers: the towers to run, the one with the value last.
+        inputs: [R, num_inputs] of each tower, or of all towers.
+        draws: [R, components], uniform numbers if `actions` are an output, otherwise actions.
+        actions: the output, or None.
+        with_log_prob: whether log-probabilities are an output.
+        interpret: run step by step in XLA on any device, for tests.
+    """
+    num_rows = len(inputs[0])
     rows = min(ROWS if num_rows > FEW else FEW_ROWS, padded(num_rows))
     number = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
-    outputs = (
-        jax.ShapeDtypeStruct((num_rows * components,), jnp.int32),
-        number,
-        number if with_log_prob else None,
-    )
+    outputs = (actions, number, number if with_log_prob else None)
     kernel = functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows)
-    grid = (pallas.cdiv(num_rows, rows),)
-    call = pallas.call(kernel, "act", outputs, grid, WARPS, stages=2, interpret=interpret)
-    action, value, log_prob = call(
-        [rows.reshape(-1) for rows in inputs], uniform.reshape(-1), towers
-    )
-    return action.reshape(num_rows, components), value, log_prob
+    grid, name = (pallas.cdiv(num_rows, rows),), "note" if actions is None else "act"
+    call = pallas.call(kernel, name, outputs, grid, WARPS, stages=2, interpret=interpret)
+    flat = None if draws is None else draws.reshape(-1)
+    return call([rows.reshape(-1) for rows in inputs], flat, towers)
 
 
 def _kernel(
     inputs_refs: list[Ref],
-    uniform_ref: Ref,
+    draws_ref: Ref | None,
     towers: tuple[TowerRefs, ...],
-    action_ref: Ref,
+    action_ref: Ref | None,
     value_ref: Ref,
     log_prob_ref: Ref | None,
     *,
@@ -88,20 +134,22 @@ def _kernel(
 ) -> None:
     row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     row = jnp.minimum(row, num_rows - 1)  # surplus lanes repeat the last row and its writes
-    outputs, *values = (
+    outputs = [
         run_tower(inputs_refs[min(i, len(inputs_refs) - 1)], row, tower, shape)
         for i, tower in enumerate(towers)
-    )
-    value = column(values[0], 0) if values else column(outputs, shape.num_outputs)
-    actions = []
-    for i, (first, size) in enumerate(shape.components):
-        draw = pallas.load(uniform_ref.at[row * len(shape.sizes) + i])
-        action = choose(outputs, draw, first, size)
-        pallas.store(action_ref.at[row * len(shape.sizes) + i], action)
-        actions.append(action)
-    pallas.store(value_ref.at[row], value)
+    ]
+    places = [row * len(shape.sizes) + i for i in range(len(shape.sizes))]
+    draws = [] if draws_ref is None else [pallas.load(draws_ref.at[place]) for place in places]
+    actions = draws  # already sampled, or none
+    if action_ref is not None:
+        columns = zip(draws, shape.components, strict=True)
+        actions = [choose(outputs[0], draw, first, size) for draw, (first, size) in columns]
+        for place, action in zip(places, actions, strict=True):
+            pallas.store(action_ref.at[place], action)
+    pallas.store(value_ref.at[row], column(outputs[-1], shape.num_outputs if shape.shared else 0))
     if log_prob_ref is not None:
-        pallas.store(log_prob_ref.at[row], log_prob_and_entropy(outputs, actions, shape)[0])
+        log_prob = log_prob_and_entropy(outputs[0], actions, shape)[0]
+        pallas.store(log_prob_ref.at[row], log_prob)
 
 
 def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax.Array:

@@ -5,7 +5,9 @@ runs the same functions for each replica: actions of the policies, step and rese
 environment. Random numbers are the same; they are drawn before the kernel, for all steps at once.
 
 An iteration of the kernel advances the environment by an action and chooses the next action.
-Observations therefore stay in registers and are not carried between iterations.
+Observations therefore stay in registers and are not carried between iterations. No step needs
+values and log-probabilities: where `Engine.notes_after` holds, they are computed after the rollout
+for all steps at once, so that the kernel has fewer operations, and compiles and runs faster.
 
 `step_replicas` runs one step of the environment in the same way, without policies.
 """
@@ -25,18 +27,20 @@ from wdjax.train.kernels.layers import NO_KERNELS, first_refusal, why_unused
 from wdjax.train.networks.distributions import draws_by_uniform
 from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions
 from wdjax.train.state.agents import scatter
-from wdjax.train.state.aliases import ActingState, EnvParams, Fields, Observation
+from wdjax.train.state.aliases import ActingState, Carry, EnvParams, Fields, Observation
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
+from wdjax.train.state.rows import Rows
 from wdjax.vector import VectorState
 
 WHOLE = "whole rollouts"
 STEPS = "environment steps"
 MAX_AGENTS = 8  # agents of all policies, limited by registers
 MAX_WIDTH = 64  # units of a layer
-# Operations on elements in a kernel, see `limited`. With MPE simple_spread (2,410), ten seeds train
-# for 11 s instead of 31 s and compile for 28 s instead of 9 s. With simple_tag (2,652), compilation
+# Operations on elements in a kernel, see `limited`. With MPE simple_spread (2,410 with values and
+# log-probabilities), ten seeds train for 11 s instead of 31 s and compile for 28 s instead of 9 s.
+# With simple_tag (2,652), compilation
 # takes longer than it saves.
 MAX_OPERATIONS = 2_500
 
@@ -114,7 +118,7 @@ def play_replicas(
     # the actions of the last iteration are discarded
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
-    first, first_notes = apart(setup, choose_actions(given, first_obs, carries, at_once)[0])
+    first, first_notes = apart(setup, first_actions(given, first_obs, carries, at_once))
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (replicas, live, actions), (env_keys, draws) = jax.tree.map(
@@ -140,7 +144,34 @@ def play_replicas(
         name: own.replace(**jax.tree.map(behind, first_notes[name], notes[name]))
         for name, own in rows.items()
     }
+    rows = {name: with_notes(given, name, own) for name, own in rows.items()}
     return (replicas.replace(starts=starts), last_obs, live, carries), (rows, episodes)
+
+
+def first_actions(
+    given: StepInputs,
+    obs: Mapping[str, Observation],
+    carries: Mapping[str, Carry],
+    draws: Mapping[str, jax.Array],
+) -> dict[str, Draft]:
+    """Return the drafts of the first step, which is before the kernel: policies act as in a scan.
+
+    The arguments are the same as for `choose_actions`.
+    """
+    players = {
+        name: policy.algorithm.before_rollout(policy, given.players[name])
+        for name, policy in given.setup.policies.items()
+    }
+    prepared = dataclasses.replace(given, players=players)
+    return choose_actions(prepared, obs, carries, draws)[0]
+
+
+def with_notes(given: StepInputs, name: str, rows: Rows) -> Rows:
+    """Return the transitions of a policy with values and log-probabilities, if they come after."""
+    policy = given.setup.policies[name]
+    if not policy.engine.notes_after(policy):
+        return rows
+    return rows.replace(**policy.engine.note(policy, given.players[name], rows.obs, rows.action))
 
 
 def step_replicas(
@@ -186,11 +217,14 @@ def apart(
 ) -> tuple[dict[str, jax.Array], dict[str, Draft]]:
     """Return (actions, other fields) of the drafts of `choose_actions`, by policy.
 
-    Of a policy that is not trained, observations are the only other field.
+    Observations are the only other field of a policy that is not trained, or whose notes are
+    computed after the rollout.
     """
 
     def kept(name: str, field: str) -> bool:
-        return field == "obs" or (field != "action" and setup.policies[name].config.trainable)
+        policy = setup.policies[name]
+        in_kernel = policy.config.trainable and not policy.engine.notes_after(policy)
+        return field == "obs" or (field != "action" and in_kernel)
 
     notes = {
         name: {f: value for f, value in draft.items() if kept(name, f)}

@@ -121,6 +121,35 @@ class Engine:
             notes["log_prob"] = policy.distribution.log_prob(outputs, action)
         return action, notes, carry
 
+    def note(
+        self,
+        policy: Policy,
+        state: PolicyState,
+        obs: Observation,
+        action: jax.Array | None = None,
+        carry: Carry = None,
+    ) -> Fields:
+        """Return the notes of `act` for actions already sampled.
+
+        Args:
+            policy: static part of the policy.
+            state: its state.
+            obs: leaves [..., *part].
+            action: as `act` returned it, [...] or [..., c]; None for the value alone.
+            carry: from the previous step, leaves [..., *part].
+
+        Returns:
+            {"value", and "log_prob" if kept and with an action: [...]}.
+        """
+        outputs, value, _ = policy.apply(state, obs, carry)
+        if action is None or not policy.algorithm.keeps_log_prob:
+            return {"value": value}
+        return {"value": value, "log_prob": policy.distribution.log_prob(outputs, action)}
+
+    def notes_after(self, policy: Policy) -> bool:
+        """Return whether a kernel for whole rollouts omits the notes, and `note` follows it."""
+        return False
+
     # Learning
 
     def kernels_of_parts(self, policy: Policy) -> AbstractContextManager[None]:

@@ -28,11 +28,15 @@ FEW = {
 }
 HIDDEN = {f"policies.{name}.network.hidden_sizes": [256, 256] for name in ("tagger", "runner")}
 PROGRAMS = {  # preset, changes, kernels
-    "narrow": ("cartpole_ppo", {"policies.agent.minibatches": 1}, {"scan_replicas", "gradient"}),
+    "narrow": (
+        "cartpole_ppo",
+        {"policies.agent.minibatches": 1},
+        {"act", "scan_replicas", "note", "gradient"},
+    ),
     "wide": (
         "tag_continuous",
         {**FEW, **HIDDEN},
-        {"nearest_neighbors", "act", "wide_forward", "wide_backward"},
+        {"nearest_neighbors", "act", "note", "wide_forward", "wide_backward"},
     ),
 }
 
@@ -116,7 +120,7 @@ def test_custom_loss_that_does_not_lower_uses_plain_xla(as_on_a_gpu):
     with listening() as decisions:
         text = lowered(update, state)
     assert "sort" in decisions["learning of agent"]
-    assert kernels_in(text) == {"scan_replicas"}
+    assert kernels_in(text) == {"act", "scan_replicas", "note"}
 
 
 def test_nothing_is_reported_on_a_cpu():

@@ -7,7 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cards import lowered
-from interpreted import with_interpreted_rollouts, with_interpreted_steps
+from interpreted import (
+    with_interpreted_notes,
+    with_interpreted_rollouts,
+    with_interpreted_steps,
+)
 
 from wdjax.train import load_config, make_learner
 from wdjax.train.kernels.rollout import step_replicas, why_by_scan
@@ -16,6 +20,7 @@ from wdjax.train.rollout.scan import rollout
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
+SLOW = pytest.mark.slow
 LINE = {"num_taggers": 1, "grid_length": 4, "episode_length": 3, "random_start": True}
 SMALL = {"hidden_sizes": [16], "activation": "tanh"}
 
@@ -74,13 +79,16 @@ CASES = {
 }
 
 
-def both(config, members=0, engine=with_interpreted_rollouts):
+def both(config, members=0, engine=with_interpreted_rollouts, head=1.0):
     """Return the results of a rollout by the scan and by a kernel for whole rollouts or for steps.
 
-    With `members`, results of a population of this size.
+    With `members`, results of a population of this size. `head` multiplies the last layer of
+    policies, whose actions are almost uniform at the start.
     """
     learner = make_learner(config)
     key, state = jax.random.key(1), learner.init(jax.random.key(0))
+    for own in state.policies.values():
+        own.params["policy_head"]["kernel"] *= head
     if members:
         key = jax.random.split(key, members)
         state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), members))
@@ -110,6 +118,20 @@ def assert_same(expected, found):
             np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
         else:
             np.testing.assert_array_equal(b, a, err_msg=where)
+
+
+@pytest.mark.parametrize("name", ["normalized", pytest.param("two_policies", marks=SLOW)])
+def test_values_and_log_probabilities_are_computed_after_the_rollout(name):
+    results = both(CASES[name](), engine=with_interpreted_notes, head=100.0)
+    expected, found = (played for _, played in results)
+    for policy, rows in expected.rows.items():
+        own = found.rows[policy]
+        for note in ("value", "log_prob"):  # the kernel rounds products to float16
+            values = getattr(rows, note)
+            assert np.ptp(values) > 0.1
+            np.testing.assert_allclose(getattr(own, note), values, atol=3e-3, err_msg=note)
+        found.rows[policy] = own.replace(value=rows.value, log_prob=rows.log_prob)
+    assert_same(expected, found)
 
 
 @pytest.mark.slow
