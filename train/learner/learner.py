@@ -22,6 +22,7 @@ from wdjax.train.rollout.opponents import finish
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.aliases import EnvParams, Metrics
+from wdjax.train.state.flat import flatten_all, named_all
 from wdjax.train.state.hypers import Hypers, logged_schedules
 from wdjax.train.state.metric import Metric, beside, values_of
 from wdjax.train.state.policy import Setup
@@ -152,15 +153,20 @@ def update(setup: Setup, state: TrainState) -> tuple[TrainState, dict[str, jax.A
 
 def update_share(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
     """Return state and metrics of `update` on one device, with its share of the replicas."""
+    after, metrics, code = try_update(setup, state)
+    return commit(setup, state, after, code), metrics
+
+
+def try_update(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics, jax.Array]:
+    """Return (state after a good or bad update, metrics, code [() int32] of `first_bad`)."""
     rollout_key, update_key, next_key = jax.random.split(state.key, 3)
-    before, hypers = state, current_hypers(setup.config, state)
+    hypers = current_hypers(setup.config, state)
     state, played = rollout(setup, state, rollout_key)
     metrics = episode_metrics(played, setup.env.info_ratios, tuple(group_sizes(setup.env)))
     state, own, code = learn(setup, state, hypers, played, update_key)
     state, of_opponents = finish(setup, state, played)
     after = state.replace(key=next_key, num_updates=state.num_updates + 1)
-    metrics = {**metrics, **of_opponents, **own, "bad_numbers": code}
-    return commit(setup, before, after, code), metrics
+    return after, {**metrics, **of_opponents, **own, "bad_numbers": code}, code
 
 
 def learn(
@@ -245,9 +251,12 @@ def join_metrics(
 
 
 def packed_update(setup: Setup, state: TrainState) -> tuple[TrainState, Packed]:
-    """Return the results of `update_share` with packed metrics, which a scan stacks at once."""
-    state, metrics = update_share(setup, state)
-    return state, pack(metrics)
+    """Return the results of `update_share` as the body of a loop.
+
+    Metrics are packed, so that a scan stacks them at once; the state is from `flatten_all`.
+    """
+    after, metrics, code = try_update(setup, named_all(state))
+    return commit(setup, state, flatten_all(after, state), code), pack(metrics)
 
 
 def run(
@@ -257,9 +266,9 @@ def run(
 
     def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = jax.lax.scan(
-            lambda state, _: packed_update(setup, state), state, length=num_updates
+            lambda state, _: packed_update(setup, state), flatten_all(state), length=num_updates
         )
-        return state, unpack(metrics)
+        return named_all(state), unpack(metrics)
 
     state, metrics = spread(setup, scan, state)
     return state, values_of(metrics)
@@ -292,7 +301,7 @@ def run_up_to(
 
     def loop(setup: Setup, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
         # traced once, for its shapes and in the loop
-        packed = jax.jit(functools.partial(packed_update, setup))
+        packed, state = jax.jit(functools.partial(packed_update, setup)), flatten_all(state)
         rows = jax.tree.map(
             lambda row: jnp.zeros((most, *row.shape), row.dtype), jax.eval_shape(packed, state)[1]
         )
@@ -302,6 +311,7 @@ def run_up_to(
             put = lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, i, 0)  # noqa: E731
             return state, jax.tree.map(put, carry[1], row)
 
-        return jax.lax.fori_loop(0, num_updates, step, (state, rows))
+        state, rows = jax.lax.fori_loop(0, num_updates, step, (state, rows))
+        return named_all(state), rows
 
     return spread(setup, loop, state, num_updates)

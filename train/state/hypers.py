@@ -39,7 +39,14 @@ class ScheduleArrays(struct.PyTreeNode):
 
     def __call__(self, env_steps: jax.Array) -> jax.Array:
         """Return the value after `env_steps` of the run, ()."""
-        return jnp.interp(env_steps, self.env_steps, self.values)
+        # as jnp.interp, which searches for the points in a loop of small kernels
+        steps, values = self.env_steps, self.values
+        right = jnp.clip(jnp.sum(steps <= env_steps), 1, len(steps) - 1)
+        start, width = steps[right - 1], steps[right] - steps[right - 1]
+        done = (env_steps - start) / jnp.where(width > 0.0, width, 1.0)
+        value = values[right - 1] + done * (values[right] - values[right - 1])
+        value = jnp.where(env_steps < steps[0], values[0], value)
+        return jnp.where(env_steps > steps[-1], values[-1], value)
 
 
 @jax.tree_util.register_pytree_with_keys_class

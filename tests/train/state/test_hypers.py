@@ -7,6 +7,7 @@ import pytest
 from probes import new_policy, tiny_config, tiny_policy
 
 from wdjax.train import make_learner, with_hypers
+from wdjax.train.state.hypers import ScheduleArrays
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -102,3 +103,19 @@ def test_wrong_hyperparameters_are_refused(name, value, words):
     _, state = start(tiny_policy("PPO"))
     with pytest.raises(ValueError, match=words):
         with_hypers(state, **{name: value})
+
+
+@pytest.mark.parametrize("points", [1, 2, 5])
+def test_schedules_have_the_bits_of_interp(points):
+    rng = np.random.default_rng(points)
+    steps = np.sort(rng.uniform(0, 1e6, points)).astype(np.float32)
+    schedule = ScheduleArrays(jnp.array(steps), jnp.array(rng.normal(size=points), jnp.float32))
+    at = jnp.array(np.concatenate([steps, rng.uniform(-1e5, 1.2e6, 200)]), jnp.float32)
+    interp = jax.jit(jax.vmap(lambda x: jnp.interp(x, schedule.env_steps, schedule.values)))
+    np.testing.assert_array_equal(jax.jit(jax.vmap(schedule))(at), interp(at))
+
+
+def test_a_jump_of_a_schedule_takes_the_later_value():
+    schedule = ScheduleArrays(jnp.array([0.0, 10.0, 10.0, 20.0]), jnp.array([1.0, 1.0, 5.0, 5.0]))
+    found = [float(schedule(jnp.float32(step))) for step in (0, 9, 10, 11, 30)]
+    assert found == [1.0, 1.0, 5.0, 5.0, 5.0]
