@@ -35,7 +35,6 @@ from wdjax.train.kernels.layers import (
     MIN_SIZE,
     Ref,
     Shape,
-    Tower,
     column,
     dtype_of,
     load_rows,
@@ -46,6 +45,15 @@ from wdjax.train.kernels.layers import (
     towers_of,
 )
 from wdjax.train.kernels.loss import Options, Study, study
+from wdjax.train.kernels.vectors import (
+    Held,
+    JoinedTower,
+    Place,
+    as_vectors,
+    held,
+    joined,
+    places_of,
+)
 from wdjax.train.state.aliases import Params
 from wdjax.train.state.engine import BatchRows, Loss, Means
 from wdjax.train.state.rows import Evaluation
@@ -184,42 +192,29 @@ def gradient_kernel(
     return back([policy_grad, value_grad])[0], sums, [*of_inputs, *more]
 
 
-def joined(tower: Tower, shape: Shape) -> tuple[jax.Array, Tower]:
-    """Return (matrix of the first layer with its bias as row `num_inputs`, other layers)."""
-    (kernel, bias), *others = tower
-    rows = padded(shape.num_inputs + 1)
-    kernel = jnp.pad(kernel, ((0, rows - kernel.shape[0]), (0, 0)))
-    # added, not set: XLA would copy the row on another stream, and a CUDA graph would end there
-    row = jnp.pad(bias[None], ((shape.num_inputs, rows - shape.num_inputs - 1), (0, 0)))
-    return kernel + row, tuple(others)
-
-
-def _tower_gradient(
-    task: Task, data: Data, tower: tuple[jax.Array, Tower], part: str
-) -> tuple[Any, ...]:
+def _tower_gradient(task: Task, data: Data, tower: JoinedTower, part: str) -> tuple[Any, ...]:
     """Return (gradient of the tower, sums of terms), and the gradient of encoded inputs."""
     num_rows = len(data[-1].valid)
     rows = min(ROWS, padded(num_rows))
     blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # per program
     programs = pallas.cdiv(num_rows, rows * blocks)
-    dtype, (first, others) = dtype_of(task.shape), tower
-    weights, tree = jax.tree.flatten(
-        (first, tuple((kernel.astype(dtype), bias) for kernel, bias in others))
-    )
-    shapes = *(weight.shape for weight in weights), (padded(len(task.study.terms)),)
-    *grads, sums = [jax.ShapeDtypeStruct((programs, *shape), jnp.float32) for shape in shapes]
+    arrays, tree = jax.tree.flatten(tower)
+    shapes = [array.shape for array in arrays]
+    places = places_of([*shapes, (padded(len(task.study.terms)),)])
+    total = places[-1].first + places[-1].size
     size = num_rows, sum(width for _, width in pieces(task.shape.num_inputs))
     of_inputs = None if task.shape.flat else jax.ShapeDtypeStruct(size, jnp.float32)
     kernel = functools.partial(
-        _kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks
+        _kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks, places=places
     )
-    out_shape = grads, sums, of_inputs
+    out_shape = jax.ShapeDtypeStruct((programs * total,), jnp.float32), of_inputs
     run = pallas.call(
         kernel, "gradient", out_shape, (programs,), WARPS, stages=1, interpret=task.interpret
     )
     (inputs,), *numbers = data
-    *found, of_inputs = run(inputs, *numbers, weights)
-    grads, sums = jax.tree.map(lambda numbers: jnp.sum(numbers, axis=0), found)
+    found, of_inputs = run(inputs, *numbers, as_vectors(arrays, dtype_of(task.shape)))
+    found = jnp.sum(found.reshape(programs, total), axis=0)
+    *grads, sums = [place.of(found) for place in places]
     result = jax.tree.unflatten(tree, grads), dict(zip(task.study.terms, sums, strict=False))
     return result if of_inputs is None else (*result, of_inputs[:, : task.shape.num_inputs])
 
@@ -232,9 +227,8 @@ def _kernel(
     action_ref: Ref,
     hypers_ref: Ref,
     row_refs: BatchRows,
-    weight_refs: list[Ref],
-    grad_refs: list[Ref],
-    sums_ref: Ref,
+    vector_refs: list[Ref],
+    grads_ref: Ref,
     of_inputs_ref: Ref | None,
     *,
     task: Task,
@@ -242,7 +236,10 @@ def _kernel(
     num_rows: int,
     rows: int,
     blocks: int,
+    places: list[Place],
 ) -> None:
+    *_, of_terms = places
+    weights = held(vector_refs, [place.shape for place in places[:-1]])
     shape, options = task.shape, task.options_of(hypers_ref)
     program, scaled = pallas.program_id(), dtype_of(shape) == HALF
 
@@ -250,10 +247,10 @@ def _kernel(
         index, actions, row = load_block(
             row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape
         )
-        inputs = load_rows(inputs_ref, index, 0, weight_refs[0].shape[0], shape.num_inputs)
+        inputs = load_rows(inputs_ref, index, 0, weights[0].shape[0], shape.num_inputs)
         columns = jax.lax.broadcasted_iota(jnp.int32, inputs.shape, 1)
         inputs = jnp.where(columns == shape.num_inputs, 1.0, inputs)
-        outputs, features, backs = forward(weight_refs, inputs, task)
+        outputs, features, backs = forward(weights, inputs, task)
         gradient_of = jax.grad(task.loss_sums, has_aux=True)
         gradient, found = gradient_of(outputs, actions, row, part, options)
         grads, sums, top = carry
@@ -261,30 +258,29 @@ def _kernel(
             larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))
             grads = [grad * (top / larger) for grad in grads]
             gradient, top = gradient * (1.0 / larger), larger
-        found_grads, gradient = backward(weight_refs, features, backs, gradient)
+        found_grads, gradient = backward(weights, features, backs, gradient)
         grads = jax.tree.map(jnp.add, grads, found_grads)
         if of_inputs_ref is not None:
             start = (program * blocks + i) * rows
-            store_of_inputs(of_inputs_ref, gradient, top, weight_refs[0], start)
+            store_of_inputs(of_inputs_ref, gradient, top, weights[0], start)
         return grads, sums + as_columns(jax.tree.leaves(found), sums.shape[1]), top
 
-    zeros = [
-        jnp.zeros(sorted(ref.shape, reverse=True) if ref.ndim == 2 else (*ref.shape, MIN_SIZE))
-        for ref in weight_refs
-    ]
-    carry = (zeros, jnp.zeros((rows, sums_ref.shape[1])), jnp.float32(TINY if scaled else 1.0))
+    sizes = [(*own.shape, MIN_SIZE) if len(own.shape) == 1 else own.shape for own in weights]
+    zeros = [jnp.zeros(sorted(size, reverse=True)) for size in sizes]
+    carry = (zeros, jnp.zeros((rows, of_terms.size)), jnp.float32(TINY if scaled else 1.0))
     grads, sums, top = jax.lax.fori_loop(0, blocks, add, carry)
-    for ref, grad in zip(grad_refs, grads, strict=True):
-        if ref.ndim == 2:  # gradient of a bias, by program
+    start = program * (of_terms.first + of_terms.size)
+    for place, grad in zip(places[:-1], grads, strict=True):
+        if len(place.shape) == 1:  # gradient of a bias
             grad = column(grad, 0)
-        elif ref.shape[1] <= ref.shape[2]:
+        elif place.shape[0] <= place.shape[1]:
             grad = grad.T
-        ref[program] = top * grad
-    sums_ref[program] = jnp.sum(sums, axis=0)
+        pallas.store(grads_ref.at[start + place.index()], top * grad)
+    pallas.store(grads_ref.at[start + of_terms.index()], jnp.sum(sums, axis=0))
 
 
 def forward(
-    refs: Sequence[Ref], inputs: jax.Array, task: Task
+    weights: Sequence[Held], inputs: jax.Array, task: Task
 ) -> tuple[jax.Array, list[jax.Array], list[Callable[[jax.Array], jax.Array]]]:
     """Run a block of rows through a tower with its matrices in memory. Sums are float32.
 
@@ -292,20 +288,20 @@ def forward(
         (outputs [B, columns], inputs of each layer, backward function of each activation).
     """
     dtype = dtype_of(task.shape)
-    outputs = product(inputs, refs[0][...], "float32")
+    outputs = product(inputs, weights[0].load(), "float32")
     # clipped for the gradient of the first matrix, which in float32 takes 17 % more instructions
     features = [in_range(inputs, dtype).astype(dtype)]
     backs: list[Callable[[jax.Array], jax.Array]] = []
-    for kernel, bias in zip(refs[1::2], refs[2::2], strict=True):
+    for kernel, bias in zip(weights[1::2], weights[2::2], strict=True):
         hidden, back = activate(outputs, task)
-        outputs = product(hidden, kernel[...], dtype) + bias[...][None, :]
+        outputs = product(hidden, kernel.load(), dtype) + bias.load()[None, :]
         features.append(hidden)
         backs.append(back)
     return outputs, features, backs
 
 
 def backward(
-    refs: Sequence[Ref],
+    weights: Sequence[Held],
     features: list[jax.Array],
     backs: list[Callable[[jax.Array], jax.Array]],
     gradient: jax.Array,
@@ -317,7 +313,7 @@ def backward(
     is cheaper than a sum over rows.
 
     Args:
-        refs: matrix of the first layer, then matrix and bias of each other layer.
+        weights: matrix of the first layer, then matrix and bias of each other layer.
         features: from `forward`.
         backs: from `forward`.
         gradient: [B, columns] of the outputs.
@@ -336,12 +332,12 @@ def backward(
             grads.append(product(gradient.T, ones, dtype))
         grads.append(product(long.T, short, dtype))
         if i:
-            gradient = backs[i - 1](product(gradient, refs[2 * i - 1][...].T, dtype))
+            gradient = backs[i - 1](product(gradient, weights[2 * i - 1].load().T, dtype))
     return grads[::-1], gradient
 
 
 def store_of_inputs(
-    ref: Ref, gradient: jax.Array, scale: jax.Array, matrix: Ref, start: jax.Array
+    ref: Ref, gradient: jax.Array, scale: jax.Array, matrix: Held, start: jax.Array
 ) -> None:
     """Store the gradient of the inputs of a block.
 
@@ -354,7 +350,7 @@ def store_of_inputs(
     """
     (num_rows, num_columns), rows = ref.shape, gradient.shape[0]
     for first, width in pieces(num_columns):
-        values = scale * product(gradient, matrix[first : first + width, :].T, "float32")
+        values = scale * product(gradient, matrix.load(first, width).T, "float32")
         row = start + jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
         own = ref.at[pallas.span(start, rows), first : first + width]
         pallas.store(own, values, mask=row < num_rows)
