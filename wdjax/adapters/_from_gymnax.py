@@ -37,6 +37,11 @@ class GymnaxEnv(ForeignEnv):
         return hasattr(self.inner, "is_truncated")
 
     @property
+    def cheap_reset(self) -> bool:  # type: ignore[override]  # depends on the game
+        """Whether a GPU resets in every step, without a branch: the games that gymnax contains."""
+        return type(self.inner).__module__.startswith("gymnax.")
+
+    @property
     def default_params(self) -> Any:
         return self.params
 
