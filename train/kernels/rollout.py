@@ -25,9 +25,9 @@ from wdjax.spaces import Box
 from wdjax.stepping import StepResult
 from wdjax.train.kernels.layers import NO_KERNELS, first_refusal, why_unused
 from wdjax.train.networks.distributions import draws_by_uniform
-from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions
+from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions, with_acting_states
 from wdjax.train.state.agents import scatter
-from wdjax.train.state.aliases import ActingState, Carry, EnvParams, Fields, Observation
+from wdjax.train.state.aliases import ActingState, EnvParams, Fields, Observation
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
@@ -40,8 +40,7 @@ MAX_AGENTS = 8  # agents of all policies, limited by registers
 MAX_WIDTH = 64  # units of a layer
 # Operations on elements in a kernel, see `limited`. With MPE simple_spread (2,410 with values and
 # log-probabilities), ten seeds train for 11 s instead of 31 s and compile for 28 s instead of 9 s.
-# With simple_tag (2,652), compilation
-# takes longer than it saves.
+# With simple_tag (2,652), compilation takes longer than it saves.
 MAX_OPERATIONS = 2_500
 
 
@@ -118,7 +117,8 @@ def play_replicas(
     # the actions of the last iteration are discarded
     next_draws = jax.tree.map(lambda numbers: jnp.roll(numbers, -1, axis=0), draws)
     at_once = jax.tree.map(lambda numbers: numbers[0], draws)
-    first, first_notes = apart(setup, first_actions(given, first_obs, carries, at_once))
+    acting = with_acting_states(given)  # the first step is before the kernel, as in a scan
+    first, first_notes = apart(setup, choose_actions(acting, first_obs, carries, at_once)[0])
 
     def step(carry: tuple, x: tuple) -> tuple[tuple, tuple]:
         (replicas, live, actions), (env_keys, draws) = jax.tree.map(
@@ -146,24 +146,6 @@ def play_replicas(
     }
     rows = {name: with_notes(given, name, own) for name, own in rows.items()}
     return (replicas.replace(starts=starts), last_obs, live, carries), (rows, episodes)
-
-
-def first_actions(
-    given: StepInputs,
-    obs: Mapping[str, Observation],
-    carries: Mapping[str, Carry],
-    draws: Mapping[str, jax.Array],
-) -> dict[str, Draft]:
-    """Return the drafts of the first step, which is before the kernel: policies act as in a scan.
-
-    The arguments are the same as for `choose_actions`.
-    """
-    players = {
-        name: policy.algorithm.before_rollout(policy, given.players[name])
-        for name, policy in given.setup.policies.items()
-    }
-    prepared = dataclasses.replace(given, players=players)
-    return choose_actions(prepared, obs, carries, draws)[0]
 
 
 def with_notes(given: StepInputs, name: str, rows: Rows) -> Rows:

@@ -99,21 +99,25 @@ def play_by_scan(given: StepInputs, carry: tuple, keys: jax.Array) -> tuple[tupl
     Returns:
         (carry, (rows by policy, episodes)), leaves [T, N, ...].
     """
-    setup = given.setup
-    players = {
-        name: own.algorithm.before_rollout(own, given.players[name])
-        for name, own in setup.policies.items()
-    }
-    opponents = {
-        name: _prepared(setup.policies[name], own) for name, own in given.opponents.items()
-    }
-    given = dataclasses.replace(given, players=players, opponents=opponents)
+    setup, given = given.setup, with_acting_states(given)
 
     def step(carry: tuple, drawn: tuple) -> tuple[tuple, tuple]:
         return play_step(given, carry, *drawn)
 
     drawn = setup.engine.draw(setup, given.opponents, keys)
     return setup.engine.scan_steps(step, carry, drawn, setup.config.rollout_unroll)
+
+
+def with_acting_states(given: StepInputs) -> StepInputs:
+    """Return the inputs with the states that policies and opponents act with in all steps."""
+    players = {
+        name: own.algorithm.before_rollout(own, given.players[name])
+        for name, own in given.setup.policies.items()
+    }
+    opponents = {
+        name: _prepared(given.setup.policies[name], own) for name, own in given.opponents.items()
+    }
+    return dataclasses.replace(given, players=players, opponents=opponents)
 
 
 def _prepared(policy: Policy, acting: Acting) -> Acting:

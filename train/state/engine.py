@@ -147,7 +147,7 @@ class Engine:
         return {"value": value, "log_prob": policy.distribution.log_prob(outputs, action)}
 
     def notes_after(self, policy: Policy) -> bool:
-        """Return whether a kernel for whole rollouts omits the notes, and `note` follows it."""
+        """Return whether a kernel for whole rollouts computes no notes, so that `note` must."""
         return False
 
     # Learning
