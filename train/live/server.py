@@ -180,7 +180,10 @@ class LiveServer:
 
     def wait(self) -> None:
         """Wait until the server is closed, or for Ctrl-C."""
-        self._thread.join()
+        # with a timeout: the system may send SIGINT to another thread, and a join without one
+        # would not notice it
+        while self._thread.is_alive():
+            self._thread.join(timeout=0.2)
 
     def close(self) -> None:
         """End all games and stop the server."""

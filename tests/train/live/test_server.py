@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import http.server
 import json
+import signal
 import socket
 import sys
 import threading
@@ -314,6 +315,27 @@ def test_close_ends_open_games_at_once():
         other.close()
         assert time.monotonic() - before < 3
         assert closed(one)[0] == 1001
+
+
+def test_ctrl_c_ends_the_wait_even_if_another_thread_receives_it(server):
+    def interrupt():
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    def give_up():  # ends a wait that did not notice the interrupt
+        too_late.set()
+        server.close()
+
+    too_late, closing = threading.Event(), threading.Timer(20, give_up)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        closing.start()
+        threading.Timer(0.2, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            server.wait()
+        assert not too_late.is_set()
+    finally:
+        closing.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 class Shell:
