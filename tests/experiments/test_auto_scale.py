@@ -157,7 +157,7 @@ def test_the_budget_is_a_share_of_free_memory(monkeypatch):
 
     monkeypatch.setattr(module.jax, "local_devices", lambda: [Device()])
     monkeypatch.setattr(memory, "host_memory", lambda: 500)  # other programs change the real one
-    stats = None  # of a CPU
+    stats = None  # as on a CPU
     assert bytes_free() == 400
     stats = {"bytes_limit": 1_000, "bytes_in_use": 200}
     assert bytes_free() == 640

@@ -180,8 +180,8 @@ class LiveServer:
 
     def wait(self) -> None:
         """Wait until the server is closed, or for Ctrl-C."""
-        # with a timeout: the system may send SIGINT to another thread, and a join without one
-        # would not notice it
+        # Another thread may receive SIGINT, which does not end a join: Python raises
+        # KeyboardInterrupt here only after the timeout.
         while self._thread.is_alive():
             self._thread.join(timeout=0.2)
 
