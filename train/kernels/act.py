@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.kernels.activations import ACTIVATIONS
 from wdjax.kernels.half import in_range
 from wdjax.train.kernels.layers import (
     Ref,
@@ -22,6 +21,7 @@ from wdjax.train.kernels.layers import (
     Span,
     Tower,
     TowerRefs,
+    activation_of,
     chunk_of,
     column,
     component_columns,
@@ -192,7 +192,7 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
     outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
     outputs += second_bias_ref[...][None, :]
     for kernel_ref, bias_ref in others:
-        outputs = in_range(ACTIVATIONS[shape.activation](outputs), dtype)
+        outputs = in_range(activation_of(shape)(outputs), dtype)
         outputs = product(outputs, kernel_ref[...].T, dtype) + bias_ref[...][None, :]
     return outputs
 
@@ -213,4 +213,4 @@ def first_layer(
     sums = bias_ref[units][None, :]
     for piece, (first, width) in zip(inputs, pieces(shape.num_inputs), strict=True):
         sums += product(piece, kernel_ref[units, first : first + width].T, shape.dtype)
-    return ACTIVATIONS[shape.activation](sums)
+    return activation_of(shape)(sums)

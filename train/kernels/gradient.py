@@ -29,12 +29,13 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.kernels.activations import ACTIVATIONS, SLOPES
+from wdjax.kernels.activations import SLOPES
 from wdjax.kernels.half import HALF, in_range
 from wdjax.train.kernels.layers import (
     MIN_SIZE,
     Ref,
     Shape,
+    activation_of,
     column,
     dtype_of,
     load_rows,
@@ -362,9 +363,7 @@ def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Ar
     The backward function reads act(values), which stays in registers, if that suffices.
     """
     name, dtype = task.shape.activation, dtype_of(task.shape)
-    act: Callable[[jax.Array], jax.Array] = ACTIVATIONS[name]
-    if name == "tanh" and not task.interpret:
-        act = pallas.approx_tanh  # one instruction, with the error of rounding to float16, 2^-11
+    act = activation_of(task.shape)
     if name in SLOPES:
         after = act(values).astype(dtype)
         return after, lambda gradient: gradient.astype(dtype) * SLOPES[name](after)

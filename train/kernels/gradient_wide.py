@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.kernels.activations import ACTIVATIONS, SLOPES
+from wdjax.kernels.activations import SLOPES
 from wdjax.kernels.half import HALF, in_range
 from wdjax.train.kernels.act import first_layer, load_inputs
 from wdjax.train.kernels.gradient import BOTH, TINY, Data, Task, load_block
@@ -24,6 +24,7 @@ from wdjax.train.kernels.layers import (
     Shape,
     Tower,
     TowerRefs,
+    activation_of,
     chunk_of,
     dtype_of,
     pieces,
@@ -158,7 +159,7 @@ def _forward(
 
     zeros = jnp.zeros((ROWS, h2_ref.shape[1]), jnp.float32)
     h2 = jax.lax.fori_loop(0, h1_ref.shape[1] // chunk, add, zeros) + b2_ref[...][None, :]
-    h2 = ACTIVATIONS[shape.activation](h2)
+    h2 = activation_of(shape)(h2)
     h2_ref[own, :] = h2.astype(dtype)
     outputs = product(h2, w3_ref[...].T, dtype) + b3_ref[...][None, :]
     gradient_of = jax.grad(task.loss_sums, has_aux=True)

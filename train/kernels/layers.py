@@ -9,7 +9,7 @@ Padded units are act(0) = 0 and have no effect.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -299,6 +299,11 @@ def dtype_of(shape: Shape) -> str:
 
 
 # Inside a kernel
+
+
+def activation_of(shape: Shape) -> Callable[[jax.Array], jax.Array]:
+    """Return the activation of hidden layers; tanh has the error of rounding to float16, 2^-11."""
+    return pallas.approx_tanh if shape.activation == "tanh" else ACTIVATIONS[shape.activation]
 
 
 def chunk_of(dtype: str, width: int) -> int:

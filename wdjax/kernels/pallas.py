@@ -6,6 +6,7 @@ run in plain XLA.
 """
 
 import contextlib
+import contextvars
 import functools
 import importlib.util
 import sys
@@ -13,11 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 # Workaround for slow lowering: MLIR's bindings import the Triton dialect by its name, `tt`. jaxlib
 # has no module of that name, so they repeat the failing import for each value in a kernel. Remove
 # this once jaxlib contains the module.
 DIALECT = "jaxlib.mlir.dialects.tt"
+
+_INTERPRETED = contextvars.ContextVar("interpreted", default=False)  # while a kernel is traced
 
 MAX_NUMBERS = 2**31 - 1  # numbers in an array that a kernel can index by int32
 
@@ -82,8 +86,16 @@ def call(
     """
     pallas, triton = _pallas()
     params = triton.CompilerParams(num_warps=warps, num_stages=stages)
+
+    def body(*refs: Any) -> None:
+        token = _INTERPRETED.set(interpret)
+        try:
+            kernel(*refs)
+        finally:
+            _INTERPRETED.reset(token)
+
     return pallas.pallas_call(
-        kernel,
+        body,
         out_shape=out_shape,
         grid=grid,
         compiler_params=params,
@@ -118,8 +130,8 @@ def debug_barrier() -> None:
 
 
 def approx_tanh(x: jax.Array) -> jax.Array:
-    """Compute tanh in one instruction, with an error of 2^-11."""
-    return _pallas()[1].approx_tanh(x)
+    """Compute tanh in one instruction, with an error of 2^-11; exactly where interpreted."""
+    return jnp.tanh(x) if _INTERPRETED.get() else _pallas()[1].approx_tanh(x)
 
 
 def cdiv(a: int, b: int) -> int:

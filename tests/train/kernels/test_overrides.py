@@ -250,7 +250,6 @@ def interpreted(monkeypatch):
         return call(kernel, name, *args, **{**named, "interpret": True})
 
     monkeypatch.setattr(pallas, "call", interpret)
-    monkeypatch.setattr(pallas, "approx_tanh", jnp.tanh)
     monkeypatch.setattr(
         jax.lax, "platform_dependent", lambda *operands, default, cuda: cuda(*operands)
     )
