@@ -41,7 +41,7 @@ from wdjax.train.kernels.rollout import (
 from wdjax.train.networks.distributions import Categorical, draw_uniform
 from wdjax.train.state.aliases import Carry, EnvParams, Fields, Observation, Params, PyTree
 from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
-from wdjax.train.state.flat import named
+from wdjax.train.state.flat import ALIGNED, Flat
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState
@@ -60,6 +60,11 @@ class Cuda(PackedEngine):
     """Fused kernels for policies with a `shape`; other GPUs than NVIDIA's use plain XLA."""
 
     steps_per_iteration: ClassVar[int] = 2  # an iteration waits about 10 us for the one before it
+
+    @property
+    def multiple(self) -> int:
+        # kernels load four numbers at once; plain XLA takes more launches with this order
+        return ALIGNED if self.shape and self.shape.is_narrow else 1
 
     def acts_by_kernel(self, policy: Policy) -> bool:
         # custom functions cannot read a ByKernel as `state`
@@ -307,17 +312,20 @@ def kernel_gradient(
         batch: `Batch` with the transitions of this device.
         interpret: run the kernel in XLA, on any device, for tests.
     """
-    params, back = jax.vjp(lambda params: named(state.replace(params=params)).params, state.params)
-    state = named(state).replace(params=params)
+    is_flat = isinstance(state.params, Flat)
+    params = state.params if is_flat else Flat.of(state.params, policy.engine.multiple)
     shape, options = policy.engine.shape, policy.options(hypers)
-    inputs, encoder_back = jax.vjp(
-        lambda params: inputs_of(policy, state.replace(params=params), batch.obs), params
-    )
+
+    def encoded(params: Flat) -> list[jax.Array]:
+        return inputs_of(policy, state.replace(params=params.split()), batch.obs)
+
+    inputs, encoder_back = jax.vjp(encoded, params)
     task, data = prepare(shape, inputs, batch.action, rows_of(batch), loss, options, interpret)
-    if not shape.is_narrow:
-        grads, sums = wide_gradient(task, data, params)
-        return back(grads)[0], sums
-    grads, sums, of_inputs = gradient_kernel(task, data, params)
-    if of_inputs:
-        grads = jax.tree.map(jnp.add, grads, encoder_back(of_inputs)[0])
-    return back(grads)[0], sums
+    if shape.is_narrow:
+        grads, sums, of_inputs = gradient_kernel(task, data, params)
+        if of_inputs:
+            grads = jax.tree.map(jnp.add, grads, encoder_back(of_inputs)[0])
+    else:
+        tree, sums = wide_gradient(task, data, params.split())
+        grads = Flat.of(tree, policy.engine.multiple)
+    return grads if is_flat else grads.split(), sums

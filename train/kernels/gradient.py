@@ -43,20 +43,11 @@ from wdjax.train.kernels.layers import (
     padded,
     pieces,
     product,
-    towers_of,
 )
 from wdjax.train.kernels.loss import Options, Study, study
-from wdjax.train.kernels.vectors import (
-    Held,
-    JoinedTower,
-    Place,
-    as_vectors,
-    held,
-    joined,
-    places_of,
-)
-from wdjax.train.state.aliases import Params
+from wdjax.train.kernels.vectors import Held, Matrix, alone, matrices_of, merged
 from wdjax.train.state.engine import BatchRows, Loss, Means
+from wdjax.train.state.flat import ALIGNED, Flat, rounded_up
 from wdjax.train.state.rows import Evaluation
 
 ROWS = 64  # rows of a block
@@ -164,9 +155,7 @@ def load_block(
     return index, actions, row.replace(valid=(row.valid > 0) & (place < num_rows))
 
 
-def gradient_kernel(
-    task: Task, data: Data, params: Params
-) -> tuple[Params, Means, list[jax.Array]]:
+def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, list[jax.Array]]:
     """Return gradients of the loss summed over valid rows, and sums of its terms.
 
     Args:
@@ -175,49 +164,75 @@ def gradient_kernel(
         params: parameters of an actor-critic network.
 
     Returns:
-        (gradients of the parameters after the encoder, sums, gradients of the inputs of each tower
-        [R, num_inputs] if there is an encoder before them).
+        (gradients of the parameters after the encoder, 0 for others; sums; gradients of the inputs
+        of each tower [R, num_inputs] if there is an encoder before them).
     """
-    towers, back = jax.vjp(
-        lambda params: [joined(tower, task.shape) for tower in towers_of(params, task.shape)],
-        params,
-    )
-    if task.shape.shared:
-        grad, sums, *of_inputs = _tower_gradient(task, data, towers[0], BOTH)
-        return back([grad])[0], sums, of_inputs
     inputs, *rest = data
-    own: list[Data] = [(part, *rest) for part in (inputs[:1], inputs[-1:])]  # type: ignore[misc]
-    policy_grad, sums, *of_inputs = _tower_gradient(task, own[0], towers[0], POLICY)
-    value_grad, of_value, *more = _tower_gradient(task, own[1], towers[1], VALUE)
-    sums |= {name: of_value[name] for name in task.study.of_value}
-    return back([policy_grad, value_grad])[0], sums, [*of_inputs, *more]
+    towers = matrices_of(params.layout, task.shape)
+    parts = [BOTH] if task.shape.shared else [POLICY, VALUE]
+    own_inputs = [inputs[:1], inputs[-1:]]
+    sums: Means = {}
+    grads, of_inputs = [], []
+    for part, tower, own in zip(parts, towers, own_inputs, strict=False):
+        vector, found, *more = _tower_gradient(task, (own, *rest), params.vector, tower, part)  # type: ignore[arg-type]
+        grads.append((alone(tower)[1], vector))
+        terms = found if part != VALUE else task.study.of_value
+        sums |= {name: found[name] for name in terms}
+        of_inputs += more
+    return params.replace(vector=merged(params.layout, grads)), sums, of_inputs
 
 
-def _tower_gradient(task: Task, data: Data, tower: JoinedTower, part: str) -> tuple[Any, ...]:
-    """Return (gradient of the tower, sums of terms), and the gradient of encoded inputs."""
+def _tower_gradient(
+    task: Task, data: Data, vector: jax.Array, tower: tuple[Matrix, ...], part: str
+) -> tuple[Any, ...]:
+    """Return (gradient of the tower, see `alone`; sums of terms), and gradients of encoded inputs.
+
+    The members of a population share the programs of the kernel.
+    """
     num_rows = len(data[-1].valid)
     rows = min(ROWS, padded(num_rows))
-    blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), PROGRAMS)  # per program
-    programs = pallas.cdiv(num_rows, rows * blocks)
-    arrays, tree = jax.tree.flatten(tower)
-    shapes = [array.shape for array in arrays]
-    places = places_of([*shapes, (padded(len(task.study.terms)),)])
-    total = places[-1].first + places[-1].size
-    size = num_rows, sum(width for _, width in pieces(task.shape.num_inputs))
-    of_inputs = None if task.shape.flat else jax.ShapeDtypeStruct(size, jnp.float32)
-    kernel = functools.partial(
-        _kernel, task=task, part=part, num_rows=num_rows, rows=rows, blocks=blocks, places=places
-    )
-    out_shape = jax.ShapeDtypeStruct((programs * total,), jnp.float32), of_inputs
-    run = pallas.call(
-        kernel, "gradient", out_shape, (programs,), WARPS, stages=1, interpret=task.interpret
-    )
+    outputs, arrays = alone(tower)
+    size = sum(piece.size for piece in arrays)
+    first_term = rounded_up(size, ALIGNED)
+    total = first_term + padded(len(task.study.terms))
+    num_columns = sum(width for _, width in pieces(task.shape.num_inputs))
+    of_inputs = jax.ShapeDtypeStruct((num_rows, num_columns), jnp.float32)
+
+    def run(members: int, *operands: Any) -> tuple[jax.Array, jax.Array | None]:
+        blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, PROGRAMS // members))
+        programs = pallas.cdiv(num_rows, rows * blocks)
+        kernel = functools.partial(
+            _kernel,
+            task=task,
+            part=part,
+            num_rows=num_rows,
+            rows=rows,
+            blocks=blocks,  # of rows, one after the other in each program
+            matrices=(tower, outputs),
+            first_term=first_term,
+        )
+        out_shape = (
+            jax.ShapeDtypeStruct((programs * total,), jnp.float32),
+            None if task.shape.flat else of_inputs,
+        )
+        found, more = pallas.call(
+            kernel, "gradient", out_shape, (programs,), WARPS, stages=1, interpret=task.interpret
+        )(*operands)
+        return jnp.sum(found.reshape(programs, total), axis=0), more
+
+    run_one = jax.custom_batching.custom_vmap(functools.partial(run, 1))
+
+    @run_one.def_vmap
+    def run_members(members: int, batched: list, *operands: Any) -> tuple:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+        found = jax.vmap(functools.partial(run, members), in_axes=axes)(*operands)
+        return found, jax.tree.map(lambda _: True, found)
+
     (inputs,), *numbers = data
-    found, of_inputs = run(inputs, *numbers, as_vectors(arrays, dtype_of(task.shape)))
-    found = jnp.sum(found.reshape(programs, total), axis=0)
-    *grads, sums = [place.of(found) for place in places]
-    result = jax.tree.unflatten(tree, grads), dict(zip(task.study.terms, sums, strict=False))
-    return result if of_inputs is None else (*result, of_inputs[:, : task.shape.num_inputs])
+    found, more = run_one(inputs, *numbers, vector)
+    sums = dict(zip(task.study.terms, found[first_term:], strict=False))
+    result = found[:size], sums
+    return result if more is None else (*result, more[:, : task.shape.num_inputs])
 
 
 # Inside a kernel
@@ -228,7 +243,7 @@ def _kernel(
     action_ref: Ref,
     hypers_ref: Ref,
     row_refs: BatchRows,
-    vector_refs: list[Ref],
+    vector_ref: Ref,
     grads_ref: Ref,
     of_inputs_ref: Ref | None,
     *,
@@ -237,10 +252,11 @@ def _kernel(
     num_rows: int,
     rows: int,
     blocks: int,
-    places: list[Place],
+    matrices: tuple[tuple[Matrix, ...], tuple[Matrix, ...]],
+    first_term: int,
 ) -> None:
-    *_, of_terms = places
-    weights = held(vector_refs, [place.shape for place in places[:-1]])
+    weights, outputs_of = [Held(vector_ref, own) for own in matrices[0]], matrices[1]
+    num_terms = padded(len(task.study.terms))
     shape, options = task.shape, task.options_of(hypers_ref)
     program, scaled = pallas.program_id(), dtype_of(shape) == HALF
 
@@ -266,18 +282,19 @@ def _kernel(
             store_of_inputs(of_inputs_ref, gradient, top, weights[0], start)
         return grads, sums + as_columns(jax.tree.leaves(found), sums.shape[1]), top
 
-    sizes = [(*own.shape, MIN_SIZE) if len(own.shape) == 1 else own.shape for own in weights]
+    sizes = [(MIN_SIZE, own.shape[1]) if own.shape[0] == 1 else own.shape for own in weights]
     zeros = [jnp.zeros(sorted(size, reverse=True)) for size in sizes]
-    carry = (zeros, jnp.zeros((rows, of_terms.size)), jnp.float32(TINY if scaled else 1.0))
+    carry = (zeros, jnp.zeros((rows, num_terms)), jnp.float32(TINY if scaled else 1.0))
     grads, sums, top = jax.lax.fori_loop(0, blocks, add, carry)
-    start = program * (of_terms.first + of_terms.size)
-    for place, grad in zip(places[:-1], grads, strict=True):
-        if len(place.shape) == 1:  # gradient of a bias
-            grad = column(grad, 0)
-        elif place.shape[0] <= place.shape[1]:
+    start = program * (first_term + num_terms)
+    for matrix, grad in zip(outputs_of, grads, strict=True):
+        if matrix.shape[0] == 1:  # gradient of a bias
+            grad = column(grad, 0)[None, :]
+        elif matrix.shape[0] <= matrix.shape[1]:
             grad = grad.T
-        pallas.store(grads_ref.at[start + place.index()], top * grad)
-    pallas.store(grads_ref.at[start + of_terms.index()], jnp.sum(sums, axis=0))
+        matrix.store(grads_ref, start, top * grad)
+    terms = start + first_term + jax.lax.broadcasted_iota(jnp.int32, (num_terms,), 0)
+    pallas.store(grads_ref.at[terms], jnp.sum(sums, axis=0))
 
 
 def forward(
@@ -295,7 +312,7 @@ def forward(
     backs: list[Callable[[jax.Array], jax.Array]] = []
     for kernel, bias in zip(weights[1::2], weights[2::2], strict=True):
         hidden, back = activate(outputs, task)
-        outputs = product(hidden, kernel.load(), dtype) + bias.load()[None, :]
+        outputs = product(hidden, kernel.load(), dtype) + bias.load()
         features.append(hidden)
         backs.append(back)
     return outputs, features, backs

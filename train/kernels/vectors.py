@@ -1,97 +1,192 @@
-"""The arrays of a tower in vectors.
+"""The matrices of a tower in a flat vector of parameters (`Flat`), read and written in place.
 
-XLA prepares, or sums, one vector in a single launch, where it needs one or two for each array.
+A kernel pads its matrices. The places of their numbers in the vector are static, so XLA neither
+pads, joins nor copies a parameter.
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.layers import Shape, Tower, padded
-
-JoinedTower: TypeAlias = tuple[jax.Array, Tower]
-"""(matrix of the first layer with its bias as a row, other layers)"""
+from wdjax.train.kernels.layers import Ref, Shape, padded
+from wdjax.train.state.flat import Layout
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Place of an array in a vector."""
+class Piece:
+    """An array in a vector, and its place in a matrix."""
 
     first: int
-    """position of its first number"""
-    shape: tuple[int, ...]
-    """one or two axes"""
+    """position of its first number in the vector"""
+    shape: tuple[int, int]
+    """its rows and columns; a bias is a row"""
+    row: int = 0
+    """its first row in the matrix"""
+    column: int = 0
+    """its first column in the matrix"""
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def index(self, row: Any = 0, rows: int | None = None) -> jax.Array:
-        """Return the positions of `rows` rows from `row` on, or of all rows."""
-        shape = (self.shape[0] if rows is None else rows, *self.shape[1:])
-        steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        along = lambda axis: jax.lax.broadcasted_iota(jnp.int32, shape, axis)  # noqa: E731
-        parts = [along(axis) * step for axis, step in enumerate(steps)]
-        return sum(parts, start=self.first + row * steps[0])
+    def places(self, size: tuple[int, int], row: Any = 0) -> tuple[jax.Array, jax.Array | None]:
+        """Return the positions of a block of the matrix in the vector, and which of them exist.
 
-    def of(self, vector: jax.Array) -> jax.Array:
-        """Return the array."""
-        return vector[self.first : self.first + self.size].reshape(self.shape)
+        Args:
+            size: rows and columns of the block.
+            row: its first row.
+        """
+        rows, columns = (jax.lax.broadcasted_iota(jnp.int32, size, axis) for axis in (0, 1))
+        rows, columns = row + rows - self.row, columns - self.column
+        position = self.first + rows * self.shape[1] + columns
+        is_whole = self.row == self.column == 0 and self.shape[1] == size[1]
+        if is_whole and isinstance(row, int) and row + size[0] <= self.shape[0]:
+            return position, None
+        inside = (rows >= 0) & (rows < self.shape[0])
+        return position, inside & (columns >= 0) & (columns < self.shape[1])
 
 
-def places_of(shapes: Sequence[tuple[int, ...]]) -> list[Place]:
-    """Return the places of arrays with these shapes, one after the other."""
-    sizes = [math.prod(shape) for shape in shapes]
-    return [Place(sum(sizes[:i]), shape) for i, shape in enumerate(shapes)]
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A padded matrix: its pieces, and 0 elsewhere."""
+
+    shape: tuple[int, int]
+    pieces: tuple[Piece, ...]
+
+    def load(self, ref: Ref, row: Any = 0, rows: int | None = None) -> jax.Array:
+        """Return `rows` rows from `row` on, or all rows.
+
+        Args:
+            ref: the vector.
+            row: the first row.
+            rows: number of rows; None: all.
+        """
+        size = self.shape[0] if rows is None else rows, self.shape[1]
+        found = [piece.places(size, row) for piece in self.pieces]
+        parts = [
+            pallas.load(ref.at[place], mask=inside, other=None if inside is None else 0.0)
+            for place, inside in found
+        ]
+        return functools.reduce(jnp.add, parts)
+
+    def store(self, ref: Ref, start: jax.Array, values: jax.Array) -> None:
+        """Store a matrix.
+
+        Args:
+            ref: memory that contains the vector.
+            start: position of the vector in it.
+            values: the whole matrix, padded.
+        """
+        for piece in self.pieces:
+            place, inside = piece.places(self.shape)
+            place += start
+            if inside is not None:  # interpreted, masked numbers are written too: out of bounds
+                place = jnp.where(inside, place, ref.shape[0])
+            pallas.store(ref.at[place], values, mask=inside)
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """An array in a vector in the memory of a kernel."""
+    """A matrix in the memory of a kernel."""
 
-    ref: Any
+    ref: Ref
     """the vector"""
-    place: Place
+    matrix: Matrix
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.place.shape
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
 
     def load(self, row: Any = 0, rows: int | None = None) -> jax.Array:
         """Return `rows` rows from `row` on, or all rows."""
-        return pallas.load(self.ref.at[self.place.index(row, rows)])
+        return self.matrix.load(self.ref, row, rows)
 
 
-def joined(tower: Tower, shape: Shape) -> JoinedTower:
-    """Return (matrix of the first layer with its bias as row `num_inputs`, other layers)."""
-    (kernel, bias), *others = tower
-    rows = padded(shape.num_inputs + 1)
-    kernel = jnp.pad(kernel, ((0, rows - kernel.shape[0]), (0, 0)))
-    # added, not set: XLA would copy the row on another stream, and a CUDA graph would end there
-    row = jnp.pad(bias[None], ((shape.num_inputs, rows - shape.num_inputs - 1), (0, 0)))
-    return kernel + row, tuple(others)
+def matrices_of(layout: Layout, shape: Shape) -> tuple[tuple[Matrix, ...], ...]:
+    """Return the matrices of each tower.
 
-
-def as_vectors(arrays: Sequence[jax.Array], dtype: str) -> list[jax.Array]:
-    """Return the first matrix and the biases of a tower, then its other matrices, as a vector each.
+    They are the first matrix with its bias as row `num_inputs`, then matrix and bias of each other
+    layer.
 
     Args:
-        arrays: leaves of a `JoinedTower`: the first matrix, then matrix and bias of each layer.
-        dtype: of the other matrices; the first vector is float32.
+        layout: of the parameters of an actor-critic.
+        shape: static sizes of the policy.
     """
-    firsts, matrices = [arrays[0], *arrays[2::2]], arrays[1::2]
-    flat = lambda arrays: jnp.concatenate([array.reshape(-1) for array in arrays])  # noqa: E731
-    return [flat(firsts), flat(matrices).astype(dtype)]
+    arrays = jax.tree.unflatten(
+        layout.tree,
+        [
+            Piece(first, shape if len(shape) > 1 else (1, *shape))  # type: ignore[arg-type]
+            for first, shape in zip(layout.firsts, layout.shapes, strict=True)
+        ],
+    )
+    heads = [[arrays["policy_head"]], [arrays["value_head"]]]
+    heads = [[*heads[0], *heads[1]]] if shape.shared else heads
+    towers = zip(("trunk", "value_trunk"), heads, strict=False)
+    return tuple(_tower(arrays[trunk]["mlp"], head, shape) for trunk, head in towers)
 
 
-def held(refs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Held]:
-    """Return the arrays with these shapes, in their order, in the vectors of `as_vectors`."""
-    firsts = [Held(refs[0], place) for place in places_of([shapes[0], *shapes[2::2]])]
-    matrices = [Held(refs[1], place) for place in places_of(shapes[1::2])]
-    pairs = zip(matrices, firsts[1:], strict=True)
-    return [firsts[0], *(array for pair in pairs for array in pair)]
+def _tower(mlp: dict[str, Any], head: list[dict[str, Piece]], shape: Shape) -> tuple[Matrix, ...]:
+    """Return the matrices of a tower from the arrays of its hidden layers and of its heads."""
+    layers = [[mlp[f"layer_{i}"]] for i in range(len(shape.hidden))] + [head]
+    first, bias = layers[0][0]["kernel"], layers[0][0]["bias"]
+    bias = dataclasses.replace(bias, row=shape.num_inputs)
+    found = [Matrix((padded(shape.num_inputs + 1), shape.widths[1]), (first, bias))]
+    for parts, size in zip(layers[1:], itertools.pairwise(shape.widths[1:]), strict=True):
+        columns = itertools.accumulate([part["kernel"].shape[1] for part in parts], initial=0)
+        moved = [
+            {name: dataclasses.replace(piece, column=column) for name, piece in part.items()}
+            for part, column in zip(parts, columns, strict=False)
+        ]
+        found.append(Matrix(size, tuple(part["kernel"] for part in moved)))
+        found.append(Matrix((1, size[1]), tuple(part["bias"] for part in moved)))
+    return tuple(found)
+
+
+def alone(tower: tuple[Matrix, ...]) -> tuple[tuple[Matrix, ...], list[Piece]]:
+    """Return the matrices of a tower in a vector that contains nothing else.
+
+    Arrays have the same order in both vectors.
+
+    Args:
+        tower: its matrices in the vector of all parameters.
+
+    Returns:
+        (matrices in its own vector, arrays in the vector of all parameters).
+    """
+    arrays = [piece for matrix in tower for piece in matrix.pieces]
+    arrays.sort(key=lambda piece: piece.first)
+    firsts = itertools.accumulate([piece.size for piece in arrays], initial=0)
+    moved = {
+        piece: dataclasses.replace(piece, first=first)
+        for piece, first in zip(arrays, firsts, strict=False)
+    }
+    matrices = [Matrix(own.shape, tuple(moved[piece] for piece in own.pieces)) for own in tower]
+    return tuple(matrices), arrays
+
+
+def merged(layout: Layout, towers: Sequence[tuple[list[Piece], jax.Array]]) -> jax.Array:
+    """Return the vector of all parameters from the vectors of towers; 0 for other parameters.
+
+    Args:
+        layout: of the parameters.
+        towers: (arrays, its own vector) of each tower, see `alone`.
+    """
+    parts: list[tuple[int, jax.Array]] = []
+    for arrays, vector in towers:
+        own = jnp.split(vector, list(itertools.accumulate(piece.size for piece in arrays))[:-1])
+        parts += [(piece.first, part) for piece, part in zip(arrays, own, strict=True)]
+    found, end = [], 0
+    for first, part in [
+        *sorted(parts, key=lambda part: part[0]),
+        (layout.size, jnp.zeros(0, jnp.float32)),
+    ]:
+        found += [jnp.zeros(first - end, jnp.float32), part]
+        end = first + len(part)
+    return jnp.concatenate(found)

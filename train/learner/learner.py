@@ -22,7 +22,7 @@ from wdjax.train.rollout.opponents import finish
 from wdjax.train.rollout.scan import rollout
 from wdjax.train.state.agents import group_sizes
 from wdjax.train.state.aliases import EnvParams, Metrics
-from wdjax.train.state.flat import flatten_all, named_all
+from wdjax.train.state.flat import flatten_all, flatten_all_after, named_all
 from wdjax.train.state.hypers import Hypers, logged_schedules
 from wdjax.train.state.metric import Metric, beside, values_of
 from wdjax.train.state.policy import Setup
@@ -253,10 +253,15 @@ def join_metrics(
 def packed_update(setup: Setup, state: TrainState) -> tuple[TrainState, Packed]:
     """Return the results of `update_share` as the body of a loop.
 
-    Metrics are packed, so that a scan stacks them at once; the state is from `flatten_all`.
+    Metrics are packed, so that a scan stacks them at once; the state is from `first_carry`.
     """
     after, metrics, code = try_update(setup, named_all(state))
-    return commit(setup, state, flatten_all(after, state), code), pack(metrics)
+    return commit(setup, state, flatten_all_after(after, state), code), pack(metrics)
+
+
+def first_carry(setup: Setup, state: TrainState) -> TrainState:
+    """Return the state before the first `packed_update`."""
+    return flatten_all(state, {name: own.engine.multiple for name, own in setup.policies.items()})
 
 
 def run(
@@ -266,7 +271,9 @@ def run(
 
     def scan(setup: Setup, state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = jax.lax.scan(
-            lambda state, _: packed_update(setup, state), flatten_all(state), length=num_updates
+            lambda state, _: packed_update(setup, state),
+            first_carry(setup, state),
+            length=num_updates,
         )
         return named_all(state), unpack(metrics)
 
@@ -301,7 +308,7 @@ def run_up_to(
 
     def loop(setup: Setup, state: TrainState, num_updates: jax.Array) -> tuple[TrainState, Packed]:
         # traced once, for its shapes and in the loop
-        packed, state = jax.jit(functools.partial(packed_update, setup)), flatten_all(state)
+        packed, state = jax.jit(functools.partial(packed_update, setup)), first_carry(setup, state)
         rows = jax.tree.map(
             lambda row: jnp.zeros((most, *row.shape), row.dtype), jax.eval_shape(packed, state)[1]
         )

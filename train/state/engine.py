@@ -84,6 +84,11 @@ class Engine:
     steps_per_iteration: ClassVar[int] = 1
     """gradient steps in one iteration of the loop over minibatches"""
 
+    @property
+    def multiple(self) -> int:
+        """The `multiple` of vectors of parameters, see `Layout` in flat.py."""
+        return 1
+
     # Acting
 
     def acts_by_kernel(self, policy: Policy) -> bool:
@@ -258,7 +263,7 @@ class Engine:
             state, stopped, output = step(*carry, minibatch)
             return (state, stopped), self.pack(output)
 
-        carry = flatten(state), jnp.bool_(False)
+        carry = flatten(state, self.multiple), jnp.bool_(False)
         unroll = min(self.steps_per_iteration, len(index))
         (state, _), outputs = jax.lax.scan(turn, carry, (index, advantage), unroll=unroll)
         return named(state), self.unpack(outputs)

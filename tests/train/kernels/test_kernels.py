@@ -12,11 +12,13 @@ from wdjax.train import A2C, load_config, make_learner
 from wdjax.train.algorithms.fit import Batch
 from wdjax.train.fast.choose import policy_engine
 from wdjax.train.fast.cuda import ByKernel, draw_by_kernel, kernel_gradient
+from wdjax.train.kernels import gradient
 from wdjax.train.kernels.act import choose, pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel, prepare
 from wdjax.train.kernels.layers import Shape, reaches, towers_of, transposed
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.engine import BatchRows, Engine
+from wdjax.train.state.flat import Flat
 from wdjax.train.state.state import current_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -191,7 +193,8 @@ def small_case(num_rows, seed=0):
 def by_kernel(params, inputs, action, row):
     rows = BatchRows(None, **row)
     task, data = prepare(SMALL, [inputs], action, rows, A2C().loss, OPTIONS, interpret=True)
-    return gradient_kernel(task, data, params)[:2]
+    grads, sums, _ = gradient_kernel(task, data, Flat.of(params, 4))
+    return grads.split(), sums
 
 
 @jax.jit
@@ -269,7 +272,11 @@ def test_invalid_transitions_have_no_gradient():
 
 
 @pytest.mark.slow
-def test_vmapped_gradient_equals_gradients_of_members():
+@pytest.mark.parametrize("programs", [PROGRAMS, 4])
+def test_vmapped_gradient_equals_gradients_of_members(programs, monkeypatch):
+    """Each of three members has one program if there are four: two blocks, one after the other."""
+    monkeypatch.setattr(gradient, "PROGRAMS", programs)
+    jax.clear_caches()
     cases = [small_case(65, seed) for seed in range(3)]
     found = jax.device_get(
         jax.vmap(by_kernel)(*jax.tree.map(lambda *leaves: np.stack(leaves), *cases))

@@ -9,7 +9,7 @@ import pytest
 from flax import struct
 
 from wdjax.train import PPO, PolicyState, load_config, make_learner
-from wdjax.train.state.flat import FlatState, flatten_all, named_all
+from wdjax.train.state.flat import Flat, flatten_all, flatten_all_after, named_all
 
 SMALL = {"num_envs": 2, "rollout_length": 4, "policies.agent.network.hidden_sizes": [8]}
 
@@ -20,15 +20,33 @@ def state():
 
 
 def test_a_state_is_one_vector_for_each_kind_of_parameters(state):
-    flat = flatten_all(state)
+    flat = flatten_all(state, {"agent": 4})
     own = flat.policies["agent"]
     number = sum(leaf.size for leaf in jax.tree.leaves(state.policies["agent"].params))
-    assert own.params.shape == (number,)
+    number += -number % 4
+    assert own.params.vector.shape == (number,)
     vectors = [leaf for leaf in jax.tree.leaves(own.opt_state) if leaf.size > 1]
     assert [leaf.shape for leaf in vectors] == 2 * [(number,)]  # mean and variance of Adam
     chex.assert_trees_all_equal(named_all(flat), state)
-    again = flatten_all(state, flat)
+    again = flatten_all_after(state, flat)
     assert jax.tree.structure(again) == jax.tree.structure(flat)  # as the carry of a loop
+
+
+def test_arrays_that_a_gpu_can_load_in_fours_come_first():
+    tree = {
+        "a": jnp.ones(3),
+        "b": jnp.full((2, 4), 2.0),
+        "c": jnp.float32(3.0),
+        "d": jnp.full((1, 4), 4.0),
+    }
+    flat = Flat.of(tree, 4)
+    assert flat.vector.tolist() == 8 * [2.0] + 4 * [4.0] + 3 * [1.0] + [3.0]
+    assert flat.layout.firsts == [12, 0, 15, 8]
+    assert Flat.of({"c": tree["c"]}, 4).vector.tolist() == [3.0, 0.0, 0.0, 0.0]
+    in_order = Flat.of(tree)
+    assert in_order.vector.tolist() == 3 * [1.0] + 8 * [2.0] + [3.0] + 4 * [4.0]
+    chex.assert_trees_all_equal(in_order.split(), tree)
+    chex.assert_trees_all_equal(flat.split(), tree)
 
 
 def test_statistics_unlike_the_parameters_stay_as_they_are(state):
@@ -41,9 +59,9 @@ def test_statistics_unlike_the_parameters_stay_as_they_are(state):
         "none": None,
     }
     others = {"agent": own.replace(opt_state=opt_state)}
-    flat = flatten_all(state.replace(policies=others))
+    flat = flatten_all(state.replace(policies=others), {})
     found = flat.policies["agent"].opt_state
-    assert found["mean"].shape == flat.policies["agent"].params.shape
+    assert found["mean"].layout == flat.policies["agent"].params.layout
     assert {name: found[name] for name in ("half", "steps", "key", "none")} == {
         name: opt_state[name] for name in ("half", "steps", "key", "none")
     }
@@ -106,6 +124,6 @@ def test_other_states_stay_as_they_are(state):
         "half": own.replace(params=half),
         "own": OwnState(own.params, own.opt_state),
     }
-    flat = flatten_all(state.replace(policies=others)).policies
+    flat = flatten_all(state.replace(policies=others), {}).policies
     assert flat == others
-    assert not any(isinstance(found, FlatState) for found in flat.values())
+    assert not any(isinstance(found.params, Flat) for found in flat.values())
