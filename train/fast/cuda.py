@@ -327,5 +327,5 @@ def kernel_gradient(
             grads = jax.tree.map(jnp.add, grads, encoder_back(of_inputs)[0])
     else:
         tree, sums = wide_gradient(task, data, params.split())
-        grads = Flat.of(tree, policy.engine.multiple)
+        grads = params.replace(vector=params.layout.join(tree))
     return grads if is_flat else grads.split(), sums

@@ -47,7 +47,7 @@ from wdjax.train.kernels.layers import (
 from wdjax.train.kernels.loss import Options, Study, study
 from wdjax.train.kernels.vectors import Held, Matrix, alone, matrices_of, merged
 from wdjax.train.state.engine import BatchRows, Loss, Means
-from wdjax.train.state.flat import ALIGNED, Flat, rounded_up
+from wdjax.train.state.flat import ALIGNED, Flat
 from wdjax.train.state.rows import Evaluation
 
 ROWS = 64  # rows of a block
@@ -174,8 +174,8 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
     sums: Means = {}
     grads, of_inputs = [], []
     for part, tower, own in zip(parts, towers, own_inputs, strict=False):
-        vector, found, *more = _tower_gradient(task, (own, *rest), params.vector, tower, part)  # type: ignore[arg-type]
-        grads.append((alone(tower)[1], vector))
+        grad, found, *more = _tower_gradient(task, (own, *rest), params.vector, tower, part)  # type: ignore[arg-type]
+        grads.append(grad)
         terms = found if part != VALUE else task.study.of_value
         sums |= {name: found[name] for name in terms}
         of_inputs += more
@@ -185,15 +185,16 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
 def _tower_gradient(
     task: Task, data: Data, vector: jax.Array, tower: tuple[Matrix, ...], part: str
 ) -> tuple[Any, ...]:
-    """Return (gradient of the tower, see `alone`; sums of terms), and gradients of encoded inputs.
+    """Return (gradient of the tower, sums of terms), and the gradient of encoded inputs.
 
-    The members of a population share the programs of the kernel.
+    The gradient is a pair as for `merged`. The members of a population share the programs of the
+    kernel.
     """
     num_rows = len(data[-1].valid)
     rows = min(ROWS, padded(num_rows))
     outputs, arrays = alone(tower)
     size = sum(piece.size for piece in arrays)
-    first_term = rounded_up(size, ALIGNED)
+    first_term = size + -size % ALIGNED
     total = first_term + padded(len(task.study.terms))
     num_columns = sum(width for _, width in pieces(task.shape.num_inputs))
     of_inputs = jax.ShapeDtypeStruct((num_rows, num_columns), jnp.float32)
@@ -231,7 +232,7 @@ def _tower_gradient(
     (inputs,), *numbers = data
     found, more = run_one(inputs, *numbers, vector)
     sums = dict(zip(task.study.terms, found[first_term:], strict=False))
-    result = found[:size], sums
+    result = (arrays, found[:size]), sums
     return result if more is None else (*result, more[:, : task.shape.num_inputs])
 
 

@@ -37,7 +37,9 @@ class Piece:
         return math.prod(self.shape)
 
     def places(self, size: tuple[int, int], row: Any = 0) -> tuple[jax.Array, jax.Array | None]:
-        """Return the positions of a block of the matrix in the vector, and which of them exist.
+        """Return positions in the vector for a block of the matrix, and which of them are valid.
+
+        The mask is None if the array covers the block.
 
         Args:
             size: rows and columns of the block.
@@ -59,22 +61,6 @@ class Matrix:
 
     shape: tuple[int, int]
     pieces: tuple[Piece, ...]
-
-    def load(self, ref: Ref, row: Any = 0, rows: int | None = None) -> jax.Array:
-        """Return `rows` rows from `row` on, or all rows.
-
-        Args:
-            ref: the vector.
-            row: the first row.
-            rows: number of rows; None: all.
-        """
-        size = self.shape[0] if rows is None else rows, self.shape[1]
-        found = [piece.places(size, row) for piece in self.pieces]
-        parts = [
-            pallas.load(ref.at[place], mask=inside, other=None if inside is None else 0.0)
-            for place, inside in found
-        ]
-        return functools.reduce(jnp.add, parts)
 
     def store(self, ref: Ref, start: jax.Array, values: jax.Array) -> None:
         """Store a matrix.
@@ -106,7 +92,13 @@ class Held:
 
     def load(self, row: Any = 0, rows: int | None = None) -> jax.Array:
         """Return `rows` rows from `row` on, or all rows."""
-        return self.matrix.load(self.ref, row, rows)
+        size = self.shape[0] if rows is None else rows, self.shape[1]
+        found = [piece.places(size, row) for piece in self.matrix.pieces]
+        parts = [
+            pallas.load(self.ref.at[place], mask=inside, other=None if inside is None else 0.0)
+            for place, inside in found
+        ]
+        return functools.reduce(jnp.add, parts)
 
 
 def matrices_of(layout: Layout, shape: Shape) -> tuple[tuple[Matrix, ...], ...]:

@@ -7,7 +7,7 @@ import pytest
 
 from wdjax.kernels import pallas
 from wdjax.train.kernels.layers import Shape
-from wdjax.train.kernels.vectors import Piece, alone, matrices_of, merged
+from wdjax.train.kernels.vectors import Held, Piece, alone, matrices_of, merged
 from wdjax.train.state.flat import Flat
 
 SIZES = {"num_inputs": 3, "hidden": (20,), "sizes": (2, 3), "activation": "tanh"}
@@ -49,7 +49,7 @@ def through_memory(matrices, outputs, vector, size):
 
     def kernel(vector_ref, *refs):
         for own, output, ref in zip(matrices, outputs, refs[:-1], strict=True):
-            values = own.load(vector_ref)
+            values = Held(vector_ref, own).load()
             ref[...] = values
             output.store(refs[-1], jnp.int32(4), 2.0 * values + 100.0 * (values == 0.0))
 
