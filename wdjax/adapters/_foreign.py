@@ -16,9 +16,9 @@ from flax import struct
 from wdjax.checks import require
 from wdjax.env import Env
 from wdjax.kernels.backend import on_gpu
-from wdjax.kernels.loops import unroll_short_loops
+from wdjax.kernels.launches import with_few_launches
 from wdjax.spaces import Box, Dict, Discrete, MultiDiscrete, Space, broadcasts_to
-from wdjax.stepping import RESERVED_INFO, StepResult
+from wdjax.stepping import RESERVED_INFO
 
 # Info entries that are not statistics: their sum over an episode has no meaning.
 NOT_SUMS = ("discount", "p", *RESERVED_INFO)
@@ -50,16 +50,15 @@ class ForeignEnv(Env):
         )
 
 
-def few_launches(step: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """Return the method `step` of a wrapped environment; on GPUs, short loops are unrolled."""
+def few_launches(method: Callable) -> Callable:
+    """Return a method of a wrapped environment, rewritten by `with_few_launches` on GPUs."""
 
-    @functools.wraps(step)
-    def unrolled(self: ForeignEnv, key: jax.Array, state: Any, action: Any, params: Any) -> Any:
-        method = functools.partial(step, self)
-        call = unroll_short_loops(method) if on_gpu() else method
-        return call(key, state, action, params)
+    @functools.wraps(method)
+    def rewritten(self: ForeignEnv, *args: Any, **named: Any) -> Any:
+        bound = functools.partial(method, self)
+        return (with_few_launches(bound) if on_gpu() else bound)(*args, **named)
 
-    return unrolled
+    return rewritten
 
 
 def first_state(inner: Any, terminated: Any) -> State:

@@ -55,6 +55,19 @@ def _select_n(eqn: Any, which: Elements, *cases: Elements) -> list[Elements]:
     return [each(choose, eqn.outvars[0].aval.shape, which, *cases)]
 
 
+def _and(eqn: Any, left: Elements, right: Elements) -> list[Elements]:
+    """Compute a conjunction; a known flag decides at trace time."""
+    function = computed(eqn)
+
+    def both(a: Any, b: Any) -> Any:
+        for flag, other in ((a, b), (b, a)):
+            if isinstance(flag, np.bool_):
+                return other if flag else flag
+        return call(function, a, b)
+
+    return [each(both, eqn.outvars[0].aval.shape, left, right)]
+
+
 # --- primitives that only move elements, or create them ---
 
 
@@ -288,6 +301,7 @@ def _platform_index(eqn: Any) -> list[Elements]:
 
 RULES: dict[str, Callable] = {
     **dict.fromkeys(COMPUTED, _compute),
+    "and": _and,
     **dict.fromkeys(MOVES, _move),
     **indexing.RULES,
     "select_n": _select_n,

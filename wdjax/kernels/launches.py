@@ -1,0 +1,121 @@
+"""Functions with the same results that launch fewer kernels on a GPU.
+
+Short loops are unrolled, because each iteration launches its own kernels. Updates of a small array
+at a few indices become selections, because XLA fuses selections with other operations, but not
+scatters.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+
+from wdjax.kernels.indexing import UPDATES
+
+MAX_LENGTH = 16  # iterations of a loop that is unrolled
+MAX_EQUATIONS = 2_000  # equations in all of its iterations, which limits compile time
+MAX_NUMBERS = 4_096  # numbers of an updated array
+MAX_UPDATES = 4  # indices of an update
+
+
+def with_few_launches(function: Callable) -> Callable:
+    """Return a function with the same results that launches fewer kernels.
+
+    Args:
+        function: a function of pytrees of arrays that returns pytrees of arrays.
+    """
+
+    def rewritten(*args: Any, **named: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **named)
+        results = jex.core.jaxpr_as_fun(_rewritten(closed))(*jax.tree.leaves((args, named)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return rewritten
+
+
+def _rewritten(param: Any) -> Any:
+    """Return a parameter of an equation with the jaxprs in it rewritten."""
+    if isinstance(param, jex.core.Jaxpr):  # in jax 0.11, every ClosedJaxpr is one
+        return param.replace(eqns=[_rewritten_equation(eqn) for eqn in param.eqns])
+    if isinstance(param, jex.core.ClosedJaxpr):
+        return param.replace(jaxpr=_rewritten(param.jaxpr))
+    return tuple(map(_rewritten, param)) if type(param) is tuple else param
+
+
+def _rewritten_equation(eqn: jex.core.JaxprEqn) -> jex.core.JaxprEqn:
+    if eqn.primitive.name in UPDATES and _is_small(eqn):
+        avals: list[Any] = [atom.aval for atom in eqn.invars]
+        inputs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        (call,) = jax.make_jaxpr(jax.jit(functools.partial(_selected, eqn)))(*inputs).eqns
+        return eqn.replace(primitive=call.primitive, params=call.params)
+    params = {name: _rewritten(param) for name, param in eqn.params.items()}
+    if eqn.primitive.name == "scan" and _is_short(params["length"], params["jaxpr"].jaxpr):
+        params["unroll"] = params["length"]
+    return eqn.replace(params=params)
+
+
+def _is_short(length: int, body: jex.core.Jaxpr) -> bool:
+    return 0 < length <= MAX_LENGTH and length * _count(body) <= MAX_EQUATIONS
+
+
+def _count(jaxpr: jex.core.Jaxpr) -> int:
+    """Return the number of equations of a jaxpr; the body of a scan counts `unroll` times."""
+    total = len(jaxpr.eqns)
+    for eqn in jaxpr.eqns:
+        times = eqn.params["unroll"] if eqn.primitive.name == "scan" else 1
+        total += times * sum(map(_count, jex.core.jaxprs_in_params(eqn.params)))
+    return total
+
+
+def _is_small(eqn: Any) -> bool:
+    """Return whether `_selected` supports a scatter at a low cost.
+
+    Along each axis with an index, an update must have size 1; it must cover all other axes.
+    """
+    old, indices, update = (atom.aval for atom in eqn.invars)
+    numbers = eqn.params["dimension_numbers"]
+    if numbers.operand_batching_dims or jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        return False
+    sizes = iter([update.shape[d] for d in numbers.update_window_dims])
+    window = [1 if d in numbers.inserted_window_dims else next(sizes) for d in range(old.ndim)]
+    return (
+        window == _window(old.shape, numbers)
+        and old.size <= MAX_NUMBERS
+        and math.prod(indices.shape[:-1]) <= MAX_UPDATES
+    )
+
+
+def _window(shape: tuple[int, ...], numbers: Any) -> list[int]:
+    """Return the shape of an update: 1 along axes with an index, the whole axis along others."""
+    chosen = numbers.scatter_dims_to_operand_dims
+    return [1 if d in chosen else size for d, size in enumerate(shape)]
+
+
+def _selected(eqn: Any, old: jax.Array, indices: jax.Array, update: jax.Array) -> jax.Array:
+    """Compute a scatter by selections, one for each index.
+
+    Args:
+        eqn: the scatter, for which `_is_small` holds.
+        old: array before the update, of any shape.
+        indices: [*U, K], places along K axes of `old`.
+        update: axes U and the axes of a window, in the order of the scatter.
+    """
+    numbers = eqn.params["dimension_numbers"]
+    axes, window = numbers.scatter_dims_to_operand_dims, _window(old.shape, numbers)
+    others = [d for d in range(update.ndim) if d not in numbers.update_window_dims]
+    update = update.transpose(*others, *numbers.update_window_dims).reshape(-1, *window)
+    places = indices.reshape(math.prod(indices.shape[:-1]), indices.shape[-1])
+    if places.dtype.itemsize < 4:  # 8 bits cannot represent all places
+        places = places.astype(jnp.int32)
+    clips = eqn.params["mode"] == jax.lax.GatherScatterMode.CLIP
+    for place, new in zip(places, update, strict=True):
+        is_here = jnp.full(window, True)
+        for k, d in enumerate(axes):
+            index = jnp.clip(place[k], 0, old.shape[d] - 1) if clips else place[k]
+            is_here &= jax.lax.broadcasted_iota(places.dtype, old.shape, d) == index
+        old = jnp.where(is_here, UPDATES[eqn.primitive.name](old, new), old)
+    return old
