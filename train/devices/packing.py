@@ -21,18 +21,26 @@ class Packed:
     """shape without leading axes and dtype of each leaf; None for separate leaves"""
 
 
-def pack(tree: chex.ArrayTree, leading: int = 0, apart: Collection[str] = ()) -> Packed:
+def is_packable(dtype: np.dtype) -> bool:
+    """Return whether `pack` stores numbers of a dtype as 32-bit words."""
+    return dtype in (bool, jnp.int32, jnp.uint32, jnp.float32)
+
+
+def pack(
+    tree: chex.ArrayTree, leading: int = 0, apart: Collection[str] = (), most: int | None = None
+) -> Packed:
     """Concatenate the leaves of a tree as 32-bit words.
 
     Args:
         tree: leaves [*leading, ...].
         leading: number of leading axes that all leaves share.
         apart: names of fields, at any depth, whose leaves stay separate.
+        most: leaves with more numbers stay separate; None: no limit.
     """
     places, structure = jax.tree_util.tree_flatten_with_path(tree)
-    small = (bool, jnp.int32, jnp.uint32, jnp.float32)
     stays = lambda path: any(getattr(entry, "name", None) in apart for entry in path)  # noqa: E731
-    leaves = [(leaf, leaf.dtype in small and not stays(path)) for path, leaf in places]
+    fits = lambda leaf: is_packable(leaf.dtype) and (most is None or leaf.size <= most)  # noqa: E731
+    leaves = [(leaf, fits(leaf) and not stays(path)) for path, leaf in places]
     bits = lambda leaf: jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # noqa: E731
     as_words = lambda leaf: leaf.astype(jnp.uint32) if leaf.dtype == bool else bits(leaf)  # noqa: E731
     words = [

@@ -16,17 +16,17 @@ from flax import struct
 
 from wdjax.kernels.support import decide, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
+from wdjax.train.devices.packing import Packed, is_packable, pack, unpack
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel, note_kernel
 from wdjax.train.kernels.gradient import gradient_kernel, prepare
 from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import (
     NO_KERNELS,
+    OBSERVATIONS,
+    PRODUCTS,
     Tower,
-    inputs_of,
     reaches,
-    towers_of,
-    transposed,
     why_plain,
     why_unused,
 )
@@ -38,6 +38,7 @@ from wdjax.train.kernels.rollout import (
     step_replicas,
     why_by_scan,
 )
+from wdjax.train.kernels.towers import first_matrices, inputs_of, towers_of, transposed
 from wdjax.train.networks.distributions import Categorical, draw_uniform
 from wdjax.train.state.aliases import Carry, EnvParams, Fields, Observation, Params, PyTree
 from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
@@ -47,12 +48,15 @@ from wdjax.train.state.policy import Policy, Setup
 from wdjax.train.state.state import PolicyState
 from wdjax.vector import VectorState
 
+PACKED = 2**15  # arrays in the carry of a rollout with at most this many numbers are packed
+
 
 class ByKernel(struct.PyTreeNode):
     """The acting state of a policy whose actions are sampled by a kernel."""
 
     state: PolicyState
     towers: tuple[Tower, ...]  # parameters in the layout of the kernel
+    first: jax.Array | None = None  # `first_matrices`, if XLA multiplies by them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,10 @@ class Cuda(PackedEngine):
     def prepare(self, policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
         if not self.acts_by_kernel(policy):
             return state
-        return ByKernel(state, transposed(towers_of(state.params, self.shape), self.shape))
+        towers = transposed(towers_of(state.params, self.shape), self.shape)
+        is_outside = self.shape.inputs == PRODUCTS
+        first = first_matrices(state.params, self.shape) if is_outside else None
+        return ByKernel(state, towers, first)
 
     def act(
         self,
@@ -157,7 +164,7 @@ class Cuda(PackedEngine):
 
     def kernels_of_parts(self, policy: Policy) -> AbstractContextManager[None]:
         """Return a context in which kernels compute parts of a network without a whole kernel."""
-        is_whole = self.shape is not None and self.shape.flat
+        is_whole = self.shape is not None and self.shape.inputs == OBSERVATIONS
         has_kernels = self.reason != NO_KERNELS and not is_whole and why_unused() is None
         return kernels_for(policy.name if has_kernels else None)
 
@@ -197,6 +204,25 @@ class Cuda(PackedEngine):
         by_kernel = unless_it_fails(STEPS, functools.partial(step_replicas, setup), by_xla)
         operands = keys, replicas, action, params
         return jax.lax.platform_dependent(*operands, cuda=by_kernel, default=by_xla)
+
+    def scan_steps(
+        self, step: Callable, carry: PyTree, drawn: PyTree, unroll: int
+    ) -> tuple[PyTree, PyTree]:
+        """Pack the small arrays of the carry, which XLA copies one by one in every step."""
+        scan, packed = super().scan_steps, functools.partial(pack, most=PACKED)
+
+        def step_packed(before: Packed, drawn: PyTree) -> tuple[Packed, PyTree]:
+            after, outcome = step(unpack(before), drawn)
+            return packed(after), outcome
+
+        leaves = jax.tree.leaves(carry)
+        if not any(leaf.size <= PACKED and is_packable(leaf.dtype) for leaf in leaves):
+            return scan(step, carry, drawn, unroll)
+        try:
+            last, outcomes = scan(step_packed, packed(carry), drawn, unroll)
+        except TypeError:  # without packing, JAX names an array that the step changed
+            return scan(step, carry, drawn, unroll)
+        return unpack(last), outcomes
 
     def rollout(
         self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array
@@ -251,7 +277,7 @@ def draw_by_kernel(
         (action [N, n, ...], {"value", and "log_prob" if kept: [N, n]}).
     """
     shape = policy.engine.shape
-    inputs = inputs_of(policy, state.state, obs)
+    inputs = inputs_of(policy, state.state, obs, state.first)
     replicas = jax.tree.leaves(obs)[0].shape[0]
     rows = (replicas, len(inputs[0]) // replicas)
     discrete = cast(Categorical, policy.distribution)

@@ -17,7 +17,7 @@ from wdjax.kernels.support import giving_up_kernels, listening
 from wdjax.lazy import no_garbage_collection
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
-from wdjax.train.kernels.layers import why_unused
+from wdjax.train.kernels.layers import OBSERVATIONS, why_unused
 from wdjax.train.kernels.rollout import STEPS, WHOLE
 from wdjax.train.learner.learner import Learner, run_up_to
 from wdjax.train.state.policy import Setup
@@ -175,7 +175,7 @@ def compiler_options(setup: Setup, alone: bool = True) -> dict[str, bool | str]:
     if not on_gpu():
         return {}
     shapes = [policy.engine.shape for policy in setup.policies.values()]
-    have_kernels = all(shape and shape.flat for shape in shapes)
+    have_kernels = all(shape and shape.inputs == OBSERVATIONS for shape in shapes)
     if alone and have_kernels and why_unused() is None:
         return {"xla_gpu_enable_triton_gemm": False, **ONE_WAY, **SIDE_BY_SIDE}
     return {**ONE_WAY, **SIDE_BY_SIDE, **({} if setup.config.search_products else LIBRARIES)}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.kernels.half import in_range
 from wdjax.train.kernels.layers import (
+    PRODUCTS,
     Ref,
     Shape,
     Span,
@@ -52,7 +53,7 @@ def act_kernel(
     Args:
         shape: static sizes of the policy.
         towers: towers of its network, `transposed`.
-        inputs: [R, num_inputs] float32 of each tower, or of all towers.
+        inputs: [R, num_columns] float32 of each tower, or of all towers.
         uniform: [R, components] float32 in [0, 1).
         with_log_prob: whether to compute log pi(a).
         interpret: run step by step in XLA on any device, for tests.
@@ -79,7 +80,7 @@ def note_kernel(
     Args:
         shape: static sizes of the policy.
         towers: towers of its network, `transposed`.
-        inputs: [R, num_inputs] float32 of each tower, or of all towers.
+        inputs: [R, num_columns] float32 of each tower, or of all towers.
         action: [R, components] int32; None for the values alone.
         interpret: run step by step in XLA on any device, for tests.
     """
@@ -103,7 +104,7 @@ def _call(
     Args:
         shape: static sizes of the policy.
         towers: the towers to run, the one with the value last.
-        inputs: [R, num_inputs] of each tower, or of all towers.
+        inputs: [R, num_columns] of each tower, or of all towers.
         draws: [R, components], uniform numbers if `actions` are an output, otherwise actions.
         actions: the output, or None.
         with_log_prob: whether log-probabilities are an output.
@@ -134,8 +135,9 @@ def _kernel(
 ) -> None:
     row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     row = jnp.minimum(row, num_rows - 1)  # surplus lanes repeat the last row and its writes
+    first_tower = shape.num_towers - len(towers)
     outputs = [
-        run_tower(inputs_refs[min(i, len(inputs_refs) - 1)], row, tower, shape)
+        run_tower(inputs_refs[min(i, len(inputs_refs) - 1)], row, tower, shape, first_tower + i)
         for i, tower in enumerate(towers)
     ]
     places = [row * len(shape.sizes) + i for i in range(len(shape.sizes))]
@@ -170,7 +172,9 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
     return jnp.min(jnp.where(above, columns - first, size - 1), axis=1)
 
 
-def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -> jax.Array:
+def run_tower(
+    inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape, index: int
+) -> jax.Array:
     """Return the outputs [B, columns] of a tower; the first two layers are computed in chunks.
 
     Args:
@@ -178,6 +182,7 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
         row: [B] int32, the rows of the program.
         tower: `transposed`.
         shape: static sizes of the policy.
+        index: index of the tower.
     """
     first, (second_ref, second_bias_ref), *others = tower
     inputs, dtype = load_inputs(inputs_ref, row, shape), dtype_of(shape)
@@ -185,8 +190,12 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        features = in_range(first_layer(inputs, first, units, shape), dtype)
-        return sums + product(features, second_ref[:, units].T, dtype)
+        if shape.inputs == PRODUCTS:
+            before = load_rows(inputs_ref, row, i * chunk, chunk, shape, index)
+            features = activation_of(shape)(before + first[1][units][None, :])
+        else:
+            features = first_layer(inputs, first, units, shape)
+        return sums + product(in_range(features, dtype), second_ref[:, units].T, dtype)
 
     zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
     outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
@@ -200,8 +209,8 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
 def load_inputs(inputs_ref: Ref, row: jax.Array, shape: Shape) -> list[jax.Array]:
     """Load the inputs of a block in pieces with powers of two as widths: 71 as 64 and 16."""
     return [
-        load_rows(inputs_ref, row, first, width, shape.num_inputs).astype(shape.dtype)
-        for first, width in pieces(shape.num_inputs)
+        load_rows(inputs_ref, row, first, width, shape).astype(shape.dtype)
+        for first, width in pieces(shape.num_multiplied)
     ]
 
 

@@ -17,34 +17,40 @@ Rounding errors are at most
 For the gradient of the first matrix, inputs are clipped to 65504. Other activations use
 float32 throughout.
 
-The inputs have an additional column of ones, which makes the first bias a row of its matrix.
+The inputs have an additional column of ones, which makes the first bias a row of its matrix. If XLA
+multiplies by the first matrix, this column is the only one, and its products are added.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.kernels.activations import SLOPES
-from wdjax.kernels.half import HALF, in_range
+from wdjax.kernels.half import HALF
 from wdjax.train.kernels.layers import (
     MIN_SIZE,
+    OBSERVATIONS,
+    PRODUCTS,
     Ref,
     Shape,
-    activation_of,
     column,
     dtype_of,
-    load_rows,
     log_prob_and_entropy,
     padded,
     pieces,
-    product,
 )
 from wdjax.train.kernels.loss import Options, Study, study
+from wdjax.train.kernels.passes import (
+    as_columns,
+    backward,
+    forward,
+    load_with_ones,
+    store_of_inputs,
+)
 from wdjax.train.kernels.vectors import Held, Matrix, alone, matrices_of, merged
 from wdjax.train.state.engine import BatchRows, Loss, Means
 from wdjax.train.state.flat import ALIGNED, Flat
@@ -122,7 +128,7 @@ def prepare(
 
     Args:
         shape: static sizes of the policy.
-        inputs: [R, num_inputs] float32 of each tower, or of all towers.
+        inputs: [R, num_columns] float32 of each tower, or of all towers.
         action: [R, ...] int32, the components of each action.
         row: [R] float32 each, `valid` bool.
         loss: loss of a batch, such as `PPO.loss`.
@@ -164,8 +170,8 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
         params: parameters of an actor-critic network.
 
     Returns:
-        (gradients of the parameters after the encoder, 0 for others; sums; gradients of the inputs
-        of each tower [R, num_inputs] if there is an encoder before them).
+        (gradients of the parameters in the kernels, 0 for others; sums; gradients of the arrays of
+        inputs if these depend on parameters).
     """
     inputs, *rest = data
     towers = matrices_of(params.layout, task.shape)
@@ -179,13 +185,15 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
         terms = found if part != VALUE else task.study.of_value
         sums |= {name: found[name] for name in terms}
         of_inputs += more
+    if task.shape.inputs == PRODUCTS:
+        of_inputs = [jnp.concatenate(of_inputs, axis=1)]
     return params.replace(vector=merged(params.layout, grads)), sums, of_inputs
 
 
 def _tower_gradient(
     task: Task, data: Data, vector: jax.Array, tower: tuple[Matrix, ...], part: str
 ) -> tuple[Any, ...]:
-    """Return (gradient of the tower, sums of terms), and the gradient of encoded inputs.
+    """Return (gradient of the tower, sums of terms), and the gradient of its inputs.
 
     The gradient is a pair as for `merged`. The members of a population share the programs of the
     kernel.
@@ -196,7 +204,10 @@ def _tower_gradient(
     size = sum(piece.size for piece in arrays)
     first_term = size + -size % ALIGNED
     total = first_term + padded(len(task.study.terms))
-    num_columns = sum(width for _, width in pieces(task.shape.num_inputs))
+    shape = task.shape
+    num_columns = sum(width for _, width in pieces(shape.num_inputs))
+    if shape.inputs == PRODUCTS:
+        num_columns = shape.widths[1]
     of_inputs = jax.ShapeDtypeStruct((num_rows, num_columns), jnp.float32)
 
     def run(members: int, *operands: Any) -> tuple[jax.Array, jax.Array | None]:
@@ -214,7 +225,7 @@ def _tower_gradient(
         )
         out_shape = (
             jax.ShapeDtypeStruct((programs * total,), jnp.float32),
-            None if task.shape.flat else of_inputs,
+            None if shape.inputs == OBSERVATIONS else of_inputs,
         )
         found, more = pallas.call(
             kernel, "gradient", out_shape, (programs,), WARPS, stages=1, interpret=task.interpret
@@ -233,7 +244,7 @@ def _tower_gradient(
     found, more = run_one(inputs, *numbers, vector)
     sums = dict(zip(task.study.terms, found[first_term:], strict=False))
     result = (arrays, found[:size]), sums
-    return result if more is None else (*result, more[:, : task.shape.num_inputs])
+    return result if more is None else (*result, more[:, : len(shape.columns_of(0))])
 
 
 # Inside a kernel
@@ -265,10 +276,8 @@ def _kernel(
         index, actions, row = load_block(
             row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape
         )
-        inputs = load_rows(inputs_ref, index, 0, weights[0].shape[0], shape.num_inputs)
-        columns = jax.lax.broadcasted_iota(jnp.int32, inputs.shape, 1)
-        inputs = jnp.where(columns == shape.num_inputs, 1.0, inputs)
-        outputs, features, backs = forward(weights, inputs, task)
+        inputs, products = load_with_ones(inputs_ref, index, weights[0], shape, int(part == VALUE))
+        outputs, features, backs = forward(weights, inputs, products, shape)
         gradient_of = jax.grad(task.loss_sums, has_aux=True)
         gradient, found = gradient_of(outputs, actions, row, part, options)
         grads, sums, top = carry
@@ -280,7 +289,7 @@ def _kernel(
         grads = jax.tree.map(jnp.add, grads, found_grads)
         if of_inputs_ref is not None:
             start = (program * blocks + i) * rows
-            store_of_inputs(of_inputs_ref, gradient, top, weights[0], start)
+            store_of_inputs(of_inputs_ref, gradient, top, weights[0], start, shape)
         return grads, sums + as_columns(jax.tree.leaves(found), sums.shape[1]), top
 
     sizes = [(MIN_SIZE, own.shape[1]) if own.shape[0] == 1 else own.shape for own in weights]
@@ -296,103 +305,3 @@ def _kernel(
         matrix.store(grads_ref, start, top * grad)
     terms = start + first_term + jax.lax.broadcasted_iota(jnp.int32, (num_terms,), 0)
     pallas.store(grads_ref.at[terms], jnp.sum(sums, axis=0))
-
-
-def forward(
-    weights: Sequence[Held], inputs: jax.Array, task: Task
-) -> tuple[jax.Array, list[jax.Array], list[Callable[[jax.Array], jax.Array]]]:
-    """Run a block of rows through a tower with its matrices in memory. Sums are float32.
-
-    Returns:
-        (outputs [B, columns], inputs of each layer, backward function of each activation).
-    """
-    dtype = dtype_of(task.shape)
-    outputs = product(inputs, weights[0].load(), "float32")
-    # clipped for the gradient of the first matrix, which in float32 takes 17 % more instructions
-    features = [in_range(inputs, dtype).astype(dtype)]
-    backs: list[Callable[[jax.Array], jax.Array]] = []
-    for kernel, bias in zip(weights[1::2], weights[2::2], strict=True):
-        hidden, back = activate(outputs, task)
-        outputs = product(hidden, kernel.load(), dtype) + bias.load()
-        features.append(hidden)
-        backs.append(back)
-    return outputs, features, backs
-
-
-def backward(
-    weights: Sequence[Held],
-    features: list[jax.Array],
-    backs: list[Callable[[jax.Array], jax.Array]],
-    gradient: jax.Array,
-) -> tuple[list[jax.Array], jax.Array]:
-    """Propagate gradients through a tower for a block of rows.
-
-    Gradients of matrices with more columns than rows are transposed: tensor cores expect the longer
-    side first. Gradients of biases are [outputs, MIN_SIZE] with equal columns: a product with ones
-    is cheaper than a sum over rows.
-
-    Args:
-        weights: matrix of the first layer, then matrix and bias of each other layer.
-        features: from `forward`.
-        backs: from `forward`.
-        gradient: [B, columns] of the outputs.
-
-    Returns:
-        (gradients of the matrices and biases, gradient of the products of the first layer).
-    """
-    grads: list[jax.Array] = []
-    dtype = features[0].dtype
-    ones = jnp.ones((gradient.shape[0], MIN_SIZE), dtype)
-    for i in reversed(range(len(features))):
-        gradient = gradient.astype(dtype)
-        upright = features[i].shape[1] > gradient.shape[1]
-        long, short = (features[i], gradient) if upright else (gradient, features[i])
-        if i:
-            grads.append(product(gradient.T, ones, dtype))
-        grads.append(product(long.T, short, dtype))
-        if i:
-            gradient = backs[i - 1](product(gradient, weights[2 * i - 1].load().T, dtype))
-    return grads[::-1], gradient
-
-
-def store_of_inputs(
-    ref: Ref, gradient: jax.Array, scale: jax.Array, matrix: Held, start: jax.Array
-) -> None:
-    """Store the gradient of the inputs of a block.
-
-    Args:
-        ref: [R, columns], gradients of all rows.
-        gradient: [B, width] of the products of the first layer, divided by `scale`.
-        scale: ().
-        matrix: of the first layer, [inputs, width].
-        start: first row of the block.
-    """
-    (num_rows, num_columns), rows = ref.shape, gradient.shape[0]
-    for first, width in pieces(num_columns):
-        values = scale * product(gradient, matrix.load(first, width).T, "float32")
-        row = start + jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
-        own = ref.at[pallas.span(start, rows), first : first + width]
-        pallas.store(own, values, mask=row < num_rows)
-
-
-def activate(values: jax.Array, task: Task) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Return (act(values), its backward function).
-
-    The backward function reads act(values), which stays in registers, if that suffices.
-    """
-    name, dtype = task.shape.activation, dtype_of(task.shape)
-    act = activation_of(task.shape)
-    if name in SLOPES:
-        after = act(values).astype(dtype)
-        return after, lambda gradient: gradient.astype(dtype) * SLOPES[name](after)
-    after, back = jax.vjp(act, values)
-    return after, lambda gradient: back(gradient)[0]
-
-
-def as_columns(rows: Sequence[jax.Array], width: int) -> jax.Array:
-    """Return numbers of rows, [B] each, as the first columns of [B, width]."""
-    together = jnp.zeros((rows[0].shape[0], width))
-    columns = jax.lax.broadcasted_iota(jnp.int32, together.shape, 1)
-    for i, values in enumerate(rows):
-        together = jnp.where(columns == i, values[:, None], together)
-    return together

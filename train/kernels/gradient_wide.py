@@ -29,9 +29,8 @@ from wdjax.train.kernels.layers import (
     dtype_of,
     pieces,
     product,
-    towers_of,
-    transposed,
 )
+from wdjax.train.kernels.towers import towers_of, transposed
 from wdjax.train.state.aliases import Params
 from wdjax.train.state.engine import BatchRows, Means
 

@@ -27,10 +27,8 @@ from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks.actor_critic import MLP, ActorCritic, Trunk, without_mask
 from wdjax.train.networks.checks import with_layout
 from wdjax.train.networks.distributions import Categorical
-from wdjax.train.networks.encoders import MASK, Encoder, FlatEncoder, encode, make_encoder
-from wdjax.train.state.aliases import Observation
+from wdjax.train.networks.encoders import MASK, Encoder, FlatEncoder, make_encoder
 from wdjax.train.state.policy import Policy
-from wdjax.train.state.state import PolicyState
 
 MIN_SIZE = 16  # smallest matrix of tensor cores
 MAX_OUTPUTS = 128  # columns of the last layer of a tower
@@ -41,8 +39,16 @@ CHUNK = {"float32": 32, "bfloat16": 64, "float16": 64}
 
 NO_KERNELS = "kernels: false"  # the reason for having no kernels by configuration
 
-Tower = tuple[tuple[jax.Array, jax.Array], ...]
-"""(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
+# Inputs of kernels: observations; features, from one encoder for each tower; or products of either
+# with the first matrices. XLA computes products if only the other matrices fit in a kernel. One
+# array contains the products of all towers, side by side.
+OBSERVATIONS, FEATURES, PRODUCTS = "observations", "features", "products"
+
+TRUNKS = ("trunk", "value_trunk")  # parameters of the hidden layers of each tower
+
+Tower = tuple[tuple[Any, jax.Array], ...]
+"""(kernel [inputs, outputs], bias [outputs]) of each layer, padded; the first kernel is None if XLA
+multiplies by it"""
 Ref: TypeAlias = Any
 """reference to an array in the memory of a kernel; Pallas has no public type for it"""
 TowerRefs: TypeAlias = tuple[tuple[Ref, Ref], ...]
@@ -61,23 +67,43 @@ class Shape:
     shared: bool  # whether policy and value share a trunk
     activation: str
     dtype: str  # `compute_dtype`: float32 or bfloat16; see `dtype_of`
-    flat: bool = True  # whether the inputs are observations, without an encoder before them
+    inputs: str = OBSERVATIONS  # OBSERVATIONS, FEATURES or PRODUCTS
 
     @property
     def num_outputs(self) -> int:
         return sum(self.sizes)
 
     @property
+    def num_towers(self) -> int:
+        return 1 if self.shared else 2
+
+    @property
+    def num_multiplied(self) -> int:
+        """Number of inputs that a kernel multiplies by the first matrix."""
+        return 0 if self.inputs == PRODUCTS else self.num_inputs
+
+    @property
+    def num_columns(self) -> int:
+        """Number of columns of an array of inputs."""
+        return self.columns_of(self.num_towers - 1).stop
+
+    def columns_of(self, tower: int) -> range:
+        """Return the columns that a tower reads in an array of inputs."""
+        if self.inputs != PRODUCTS:
+            return range(self.num_inputs)
+        return range(tower * self.hidden[0], (tower + 1) * self.hidden[0])
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Widths of the layers in a kernel, from the inputs to the outputs."""
         outputs = self.num_outputs + 1 if self.shared else self.num_outputs
-        return tuple(padded(size) for size in (self.num_inputs, *self.hidden, outputs))
+        return tuple(padded(size) for size in (self.num_multiplied, *self.hidden, outputs))
 
     @property
     def is_narrow(self) -> bool:
         """Whether a program can hold the gradients of all matrices."""
         numbers = sum(math.prod(pair) for pair in zip(self.widths, self.widths[1:], strict=False))
-        return (1 if self.shared else 2) * numbers <= NARROW
+        return self.num_towers * numbers <= NARROW
 
     @property
     def components(self) -> list[tuple[int, int]]:
@@ -123,16 +149,19 @@ def shape_of(policy: Policy) -> Shape | str:
         network.shared_trunk,
         network.activation,
         network.compute_dtype,
-        policy.encoder is FlatEncoder,
+        OBSERVATIONS if policy.encoder is FlatEncoder else FEATURES,
     )
     takes_wide = (
         shape.shared
-        and shape.flat
+        and shape.inputs == OBSERVATIONS
         and len(widths) == 2
         and min(widths) >= 64
         and shape.activation in ("relu", "tanh")
         and shape.num_inputs <= MAX_WIDTH
     )
+    after_first = dataclasses.replace(shape, inputs=PRODUCTS)
+    if not shape.is_narrow and not takes_wide and after_first.is_narrow:
+        shape = after_first
     refusals = {
         f"{shape.num_outputs} action logits: kernels support fewer than {MAX_OUTPUTS}": (
             shape.num_outputs >= MAX_OUTPUTS
@@ -237,53 +266,7 @@ def why_unused() -> str | None:
 
 def reaches(shape: Shape, num_rows: int) -> bool:
     """Return whether kernels can index the inputs of `num_rows` rows."""
-    return num_rows * max(shape.num_inputs, len(shape.sizes)) <= pallas.MAX_NUMBERS
-
-
-def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> list[jax.Array]:
-    """Return the inputs of the towers, [R, num_inputs], for observations [..., *part].
-
-    Observations are the inputs of all towers. Features of an encoder are inputs of one tower.
-    """
-    seen, _ = policy.inputs(state, obs)
-    if policy.engine.shape.flat:
-        features = [encode(policy.assignment.observation_space, seen)]
-    else:
-        network = nnx.merge(policy.graphdef, state.params)
-        trunks = [network.trunk, network.value_trunk]
-        features = [trunk.encoder(seen) for trunk in trunks if trunk is not None]
-    return [rows.reshape(-1, rows.shape[-1]) for rows in features]
-
-
-def towers_of(params: Mapping[str, Any], shape: Shape) -> tuple[Tower, ...]:
-    """Return the parameters of an actor-critic as padded towers, a linear function of them."""
-    hidden = lambda trunk: [params[trunk]["mlp"][f"layer_{i}"] for i in range(len(shape.hidden))]  # noqa: E731
-    heads = [params["policy_head"], params["value_head"]]
-    if shape.shared:
-        heads = [jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *heads)]
-    trunks = zip(("trunk", "value_trunk"), heads, strict=False)
-    return tuple(_padded_tower([*hidden(trunk), head], shape) for trunk, head in trunks)
-
-
-def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:
-    tower = []
-    for layer, rows, columns in zip(layers, shape.widths, shape.widths[1:], strict=False):
-        kernel, bias = layer["kernel"], layer["bias"]
-        kernel = jnp.pad(kernel, ((0, rows - kernel.shape[0]), (0, columns - kernel.shape[1])))
-        tower.append((kernel, jnp.pad(bias, (0, columns - bias.shape[0]))))
-    return tuple(tower)
-
-
-def transposed(towers: tuple[Tower, ...], shape: Shape) -> tuple[Tower, ...]:
-    """Return towers with matrices [outputs, inputs] in the dtypes of products."""
-    later = dtype_of(shape)
-    return tuple(
-        tuple(
-            (kernel.T.astype(later if i else shape.dtype), bias)
-            for i, (kernel, bias) in enumerate(tower)
-        )
-        for tower in towers
-    )
+    return num_rows * max(shape.num_columns, len(shape.sizes)) <= pallas.MAX_NUMBERS
 
 
 def dtype_of(shape: Shape) -> str:
@@ -311,19 +294,23 @@ def chunk_of(dtype: str, width: int) -> int:
     return min(CHUNK[dtype], width)
 
 
-def load_rows(ref: Ref, rows: jax.Array, first: int, width: int, num_columns: int) -> jax.Array:
-    """Load a block of a matrix that is flat in memory, [B, width]; 0 after its last column.
+def load_rows(
+    ref: Ref, rows: jax.Array, first: Any, width: int, shape: Shape, tower: int = 0
+) -> jax.Array:
+    """Load a block of the inputs of a tower, [B, width]; 0 after its last column.
 
     Args:
-        ref: the matrix.
+        ref: flat inputs of all rows.
         rows: [B] int32, rows of the block.
         first: first column of the block.
         width: number of its columns.
-        num_columns: columns of the matrix.
+        shape: static sizes of the policy.
+        tower: index of the tower.
     """
-    columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
-    index = rows[:, None] * num_columns + jnp.minimum(columns, num_columns - 1)
-    return pallas.load(ref.at[index], mask=columns < num_columns, other=0.0)
+    own = shape.columns_of(tower)
+    columns = own.start + first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
+    index = rows[:, None] * shape.num_columns + jnp.minimum(columns, own.stop - 1)
+    return pallas.load(ref.at[index], mask=columns < own.stop, other=0.0)
 
 
 def product(left: jax.Array, right: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:

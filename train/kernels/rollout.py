@@ -23,8 +23,9 @@ from wdjax.kernels.lanes import limited
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.stepping import StepResult
-from wdjax.train.kernels.layers import NO_KERNELS, first_refusal, why_unused
+from wdjax.train.kernels.layers import NO_KERNELS, PRODUCTS, first_refusal, why_unused
 from wdjax.train.networks.distributions import draws_by_uniform
+from wdjax.train.networks.encoders import FlatEncoder
 from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions, with_acting_states
 from wdjax.train.state.agents import scatter
 from wdjax.train.state.aliases import ActingState, EnvParams, Fields, Observation
@@ -78,13 +79,14 @@ def _why_not_acting(policy: Policy) -> str | None:
         # random numbers are drawn before the kernel
         "its distribution's sample is custom": not draws_by_uniform(policy.distribution),
         f"its {custom} is custom": custom is not None,
-        f"its encoder is {policy.config.network.encoder}": not shape.flat,
+        f"its encoder is {policy.config.network.encoder}": policy.encoder is not FlatEncoder,
         "its observation is not a single Box": not isinstance(
             policy.assignment.observation_space, Box
         ),
         "it has opponents": bool(policy.config.opponents),
         "it has past_selves": bool(policy.config.past_selves),
         f"{widths}: limit is {MAX_WIDTH}": is_wide,
+        f"{widths}: XLA multiplies by the first matrix": shape.inputs == PRODUCTS,
     }
     return first_refusal(refusals)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.layers import Ref, Shape, padded
+from wdjax.train.kernels.layers import TRUNKS, Ref, Shape, padded
 from wdjax.train.state.flat import Layout
 
 
@@ -104,8 +104,8 @@ class Held:
 def matrices_of(layout: Layout, shape: Shape) -> tuple[tuple[Matrix, ...], ...]:
     """Return the matrices of each tower.
 
-    They are the first matrix with its bias as row `num_inputs`, then matrix and bias of each other
-    layer.
+    They are the first matrix with its bias as the last row (only the bias if XLA multiplies by the
+    first matrix), then matrix and bias of each other layer.
 
     Args:
         layout: of the parameters of an actor-critic.
@@ -120,7 +120,7 @@ def matrices_of(layout: Layout, shape: Shape) -> tuple[tuple[Matrix, ...], ...]:
     )
     heads = [[arrays["policy_head"]], [arrays["value_head"]]]
     heads = [[*heads[0], *heads[1]]] if shape.shared else heads
-    towers = zip(("trunk", "value_trunk"), heads, strict=False)
+    towers = zip(TRUNKS, heads, strict=False)
     return tuple(_tower(arrays[trunk]["mlp"], head, shape) for trunk, head in towers)
 
 
@@ -128,8 +128,9 @@ def _tower(mlp: dict[str, Any], head: list[dict[str, Piece]], shape: Shape) -> t
     """Return the matrices of a tower from the arrays of its hidden layers and of its heads."""
     layers = [[mlp[f"layer_{i}"]] for i in range(len(shape.hidden))] + [head]
     first, bias = layers[0][0]["kernel"], layers[0][0]["bias"]
-    bias = dataclasses.replace(bias, row=shape.num_inputs)
-    found = [Matrix((padded(shape.num_inputs + 1), shape.widths[1]), (first, bias))]
+    bias = dataclasses.replace(bias, row=shape.num_multiplied)
+    size = padded(shape.num_multiplied + 1), shape.widths[1]
+    found = [Matrix(size, (first, bias) if shape.num_multiplied else (bias,))]
     for parts, size in zip(layers[1:], itertools.pairwise(shape.widths[1:]), strict=True):
         columns = itertools.accumulate([part["kernel"].shape[1] for part in parts], initial=0)
         moved = [

@@ -27,6 +27,11 @@ FEW = {
     "env_params.num_other_agents_observed": 3,
 }
 HIDDEN = {f"policies.{name}.network.hidden_sizes": [256, 256] for name in ("tagger", "runner")}
+PRODUCTS = {
+    f"policies.{name}.network.{field}": value
+    for name in ("tagger", "runner")
+    for field, value in (("hidden_sizes", [64, 64]), ("shared_trunk", False))
+}
 PROGRAMS = {  # preset, changes, kernels
     "narrow": (
         "cartpole_ppo",
@@ -38,6 +43,7 @@ PROGRAMS = {  # preset, changes, kernels
         {**FEW, **HIDDEN},
         {"nearest_neighbors", "act", "note", "wide_forward", "wide_backward"},
     ),
+    "products": ("tag_small", PRODUCTS, {"nearest_neighbors", "act", "note", "gradient"}),
 }
 
 

@@ -15,7 +15,8 @@ from wdjax.train.fast.cuda import ByKernel, draw_by_kernel, kernel_gradient
 from wdjax.train.kernels import gradient
 from wdjax.train.kernels.act import choose, pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel, prepare
-from wdjax.train.kernels.layers import Shape, reaches, towers_of, transposed
+from wdjax.train.kernels.layers import PRODUCTS, Shape, reaches
+from wdjax.train.kernels.towers import first_matrices, towers_of, transposed
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.engine import BatchRows, Engine
 from wdjax.train.state.flat import Flat
@@ -39,6 +40,16 @@ RUNNER = "policies.runner.network"
 ENCODER = {f"{RUNNER}.encoder": "deep_sets", f"{RUNNER}.hidden_sizes": [64]}
 SEPARATE = {"shared_trunk": False, "activation": "relu", "hidden_sizes": [32]}
 ENCODERS = ENCODER | {f"{RUNNER}.{field}": value for field, value in SEPARATE.items()}
+MANY_INPUTS = {
+    "env_params.num_taggers": 2,
+    "env_params.num_runners": 8,
+    "env_params.num_other_agents_observed": 9,
+    "env_params.num_acceleration_levels": 4,
+    "env_params.num_turn_levels": 4,
+}
+DEEP = MANY_INPUTS | {f"{RUNNER}.hidden_sizes": 4 * [64], f"{RUNNER}.activation": "tanh"}
+TRUNKS = MANY_INPUTS | {f"{RUNNER}.hidden_sizes": [64, 48], f"{RUNNER}.shared_trunk": False}
+TRUNKS_ENCODERS = ENCODERS | {f"{RUNNER}.hidden_sizes": [48, 64]}
 GELU = {"policies.shared.network.hidden_sizes": [16], "policies.shared.network.activation": "gelu"}
 # Products of tanh networks use float16: each of several roundings is at most 2^-12 = 2.4e-4.
 # Metrics are computed from the rounded outputs.
@@ -55,6 +66,10 @@ CASES = {  # preset, changes, policy, relative error of a gradient
     "one_layer": ("tag_gridworld", GELU, "shared", 1e-5),
     "encoder": ("tag_small", ENCODER, "runner", 2 * FLOAT16),  # features are larger
     "two_encoders": ("tag_small", ENCODERS, "runner", 1e-5),
+    # XLA multiplies by the first matrix
+    "products": ("tag_continuous", TRUNKS, "runner", 1e-5),
+    "products_one_tower": ("tag_continuous", DEEP, "runner", 2 * FLOAT16),
+    "products_encoders": ("tag_small", TRUNKS_ENCODERS, "runner", 1e-5),
     "wide": ("tag_continuous", WIDE | {f"{RUNNER}.activation": "tanh"}, "runner", FLOAT16),
     # rounding changes the sign of a few inputs of relu
     "wide_relu": ("tag_continuous", WIDE, "runner", 5e-2),
@@ -107,6 +122,7 @@ def random_batch(policy, num_rows):
 def test_kernel_gradient_equals_gradient_of_the_loss(name):
     policy, state, hypers, tolerance = make_case(name)
     assert policy.engine.shape.is_narrow == (not name.startswith("wide"))
+    assert (policy.engine.shape.inputs == PRODUCTS) == name.startswith("products")
     batch = random_batch(policy, 333)  # not a multiple of a block
     inputs = (policy.algorithm.loss, policy, state, hypers)
     grads, metrics = jax.jit(lambda batch: kernel_gradient(*inputs, batch, interpret=True))(batch)
@@ -287,7 +303,9 @@ def test_vmapped_gradient_equals_gradients_of_members(programs, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["one_tower", "two_towers", "encoder", *(name for name in CASES if "wide" in name)]
+    "name",
+    ["one_tower", "two_towers", "encoder"]
+    + [name for name in CASES if name.startswith(("wide", "products"))],
 )
 def test_kernel_samples_actions_of_plain_xla(name):
     policy, state, _, tolerance = make_case(name)
@@ -298,7 +316,10 @@ def test_kernel_samples_actions_of_plain_xla(name):
     @jax.jit
     def draw(obs):
         shape = policy.engine.shape
-        acting = ByKernel(state, transposed(towers_of(state.params, shape), shape))
+        towers = transposed(towers_of(state.params, shape), shape)
+        acting = ByKernel(state, towers)
+        if shape.inputs == PRODUCTS:
+            acting = acting.replace(first=first_matrices(state.params, shape))
         return draw_by_kernel(policy, acting, obs, keys, interpret=True)
 
     action, notes = draw(obs)
@@ -319,12 +340,15 @@ def test_kernel_samples_actions_of_plain_xla(name):
 
 
 @pytest.mark.slow
-def test_a_gpu_acts_by_kernel_except_at_highest_precision(monkeypatch):
-    policy, state, _, _ = make_case("one_tower")
+@pytest.mark.parametrize("name", ["one_tower", "products"])
+def test_a_gpu_acts_by_kernel_except_at_highest_precision(name, monkeypatch):
+    policy, state, _, _ = make_case(name)
     assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)  # on the CPU
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     policy = dataclasses.replace(policy, engine=policy_engine(policy, kernels=True))
-    assert isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)
+    acting = policy.algorithm.before_rollout(policy, state)
+    assert isinstance(acting, ByKernel)
+    assert (acting.first is not None) == (name == "products")
     with jax.default_matmul_precision("highest"):
         assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)
 

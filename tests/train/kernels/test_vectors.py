@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.layers import Shape
+from wdjax.train.kernels.layers import FEATURES, OBSERVATIONS, PRODUCTS, Shape
 from wdjax.train.kernels.vectors import Held, Piece, alone, matrices_of, merged
 from wdjax.train.state.flat import Flat
 
 SIZES = {"num_inputs": 3, "hidden": (20,), "sizes": (2, 3), "activation": "tanh"}
 
 
-def numbered(shared, encoder):
+def numbered(shared, inputs):
     """Return (shape, parameters) of a network whose numbers are all different."""
 
     def layer(rows, columns):
         return {"kernel": (rows, columns), "bias": (columns,)}
 
     trunk = {"mlp": {"layer_0": layer(3, 20)}}
-    trunk |= {"encoder": {"kernel": (2, 2, 3)}} if encoder else {}
+    trunk |= {"encoder": {"kernel": (2, 2, 3)}} if inputs != OBSERVATIONS else {}
     sizes = {"trunk": trunk, "policy_head": layer(20, 5), "value_head": layer(20, 1)}
     sizes |= {} if shared else {"value_trunk": trunk}
     leaves, tree = jax.tree.flatten(sizes, is_leaf=lambda part: isinstance(part, tuple))
@@ -29,7 +29,7 @@ def numbered(shared, encoder):
         1.0 + jnp.arange(first, first + np.prod(leaf), dtype=jnp.float32).reshape(leaf)
         for first, leaf in zip(counts, leaves, strict=False)
     ]
-    shape = Shape(**SIZES, shared=shared, dtype="float32", flat=not encoder)
+    shape = Shape(**SIZES, shared=shared, dtype="float32", inputs=inputs)
     return shape, jax.tree.unflatten(tree, arrays)
 
 
@@ -60,10 +60,10 @@ def through_memory(matrices, outputs, vector, size):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("encoder", [False, True])
+@pytest.mark.parametrize("inputs", [OBSERVATIONS, FEATURES, PRODUCTS])
 @pytest.mark.parametrize("multiple", [1, 4])
-def test_matrices_are_read_and_written_in_place(shared, encoder, multiple):
-    shape, params = numbered(shared, encoder)
+def test_matrices_are_read_and_written_in_place(shared, inputs, multiple):
+    shape, params = numbered(shared, inputs)
     flat = Flat.of(params, multiple)
     towers, parts = matrices_of(flat.layout, shape), []
     for i, tower in enumerate(towers):
@@ -74,7 +74,8 @@ def test_matrices_are_read_and_written_in_place(shared, encoder, multiple):
         heads = [params["policy_head"], params["value_head"]]
         heads = heads if shared else heads[i : i + 1]
         expected = np.zeros((16, 32))
-        expected[:4, :20] = np.vstack([trunk["kernel"], trunk["bias"]])
+        kernel = trunk["kernel"][: shape.num_multiplied]
+        expected[: len(kernel) + 1, :20] = np.vstack([kernel, trunk["bias"]])
         np.testing.assert_array_equal(first, expected)
         columns = np.hstack([head["kernel"] for head in heads])
         np.testing.assert_array_equal(last, np.pad(columns, ((0, 12), (0, 16 - columns.shape[1]))))
@@ -83,9 +84,11 @@ def test_matrices_are_read_and_written_in_place(shared, encoder, multiple):
         parts.append((arrays, stored))
     doubled = Flat(merged(flat.layout, parts), flat.layout).split()
     for path, value in jax.tree_util.tree_leaves_with_path(doubled):
-        is_encoder = any(entry.key == "encoder" for entry in path)
+        names = [entry.key for entry in path]
+        is_first = names[-2:] == ["layer_0", "kernel"]
+        is_outside = "encoder" in names or (is_first and inputs == PRODUCTS)
         own = params
         for entry in path:
             own = own[entry.key]
-        np.testing.assert_array_equal(value, 0.0 if is_encoder else 2.0 * own)
+        np.testing.assert_array_equal(value, 0.0 if is_outside else 2.0 * own)
     np.testing.assert_array_equal(Flat.of(doubled, multiple).vector, merged(flat.layout, parts))
