@@ -276,16 +276,17 @@ def test_own_network_sees_a_set():
 
 
 @pytest.mark.slow
-def test_taggers_learn_with_every_encoder():
-    run = [sys.executable, "-m", "wdjax.experiments.examples.own_network"]
+def test_taggers_learn_with_a_custom_encoder():
+    """Without the two other encoders of the example, which take three minutes."""
+    run = [sys.executable, "-m", "wdjax.experiments.examples.own_network", "nearby"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     printed = subprocess.run(
         run, capture_output=True, text=True, check=True, timeout=900, env=environment
     ).stdout
     lines = [line.split() for line in printed.splitlines()]
     first, last = ({words[0]: float(words[i]) for words in lines} for i in (3, 7))
-    assert set(last) == {"flat", "deep_sets", "nearby"}
-    assert all(last[name] > first[name] + 0.4 for name in last)
+    assert set(last) == {"nearby"}
+    assert last["nearby"] > first["nearby"] + 0.4
 
 
 @pytest.mark.slow
