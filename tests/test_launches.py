@@ -29,7 +29,7 @@ def unrolls(jaxpr):
 
 
 def step(x, key):
-    """Run scans in a condition, beside a function with a derivative of its own, and in a scan."""
+    """Run scans in a condition and in a scan, and a function with a custom derivative."""
 
     def outer(x, i):
         total = jax.lax.fori_loop(0, 3, lambda j, y: 0.5 * y + j, x)

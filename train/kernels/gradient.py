@@ -18,7 +18,7 @@ For the gradient of the first matrix, inputs are clipped to 65504. Other activat
 float32 throughout.
 
 The inputs have an additional column of ones, which makes the first bias a row of its matrix. If XLA
-multiplies by the first matrix, this column is the only one, and its products are added.
+multiplies by the first matrix, this is the only column, and the products from XLA are added.
 """
 
 import dataclasses

@@ -45,7 +45,7 @@ class GymnaxEnv(ForeignEnv):
     def default_params(self) -> Any:
         return self.params
 
-    @foreign.few_launches
+    @foreign.few_launches  # `cheap_reset`: a GPU resets in every step
     def reset(self, key: jax.Array, params: Any) -> tuple[Any, State]:
         with jax.numpy_rank_promotion("allow"):  # third-party code may rely on rank promotion
             obs, inner = self.inner.reset_env(key, params)

@@ -50,6 +50,7 @@ def _rewritten_equation(eqn: jex.core.JaxprEqn) -> jex.core.JaxprEqn:
     if eqn.primitive.name in UPDATES and _is_small(eqn):
         avals: list[Any] = [atom.aval for atom in eqn.invars]
         inputs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        # the equation of a `jit` takes the place of the scatter
         (call,) = jax.make_jaxpr(jax.jit(functools.partial(_selected, eqn)))(*inputs).eqns
         return eqn.replace(primitive=call.primitive, params=call.params)
     params = {name: _rewritten(param) for name, param in eqn.params.items()}
