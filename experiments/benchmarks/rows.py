@@ -93,13 +93,12 @@ def crowd(taggers: int, runners: int, side: float = 20.0) -> dict[str, Any]:
 
 NUMBA, CUDA, PUREJAXRL = "WarpDrive 2.7.1, numba", "WarpDrive 2.7.1, CUDA", "PureJaxRL"
 CRAFTAX = "craftax.cu, a heavier environment"
-UNROLLED = {"rollout_unroll": 4}
-CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh", **UNROLLED}
+CLASSIC = {"num_envs": 10_000, "rollout_length": 50, "reset": "fresh"}
 ACTING = (INFERENCE, TRAINING)  # classic control has separate stepping rows
 
 WORKLOADS: dict[str, Workload] = {
     "tag_gridworld": Workload(
-        preset="tag_gridworld", changes=UNROLLED, small={"num_envs": 200}, num_updates=10,
+        preset="tag_gridworld", changes={}, small={"num_envs": 200}, num_updates=10,
         targets={TRAINING: Target(2.90e6, CUDA, 60e6, 150e6)},
     ),
     "tag_continuous": Workload(
@@ -160,12 +159,12 @@ WORKLOADS: dict[str, Workload] = {
         targets={TRAINING: Target(12.7e6, NUMBA, 220e6, 500e6)},
     ),
     "cartpole_ppo": Workload(
-        preset="cartpole_ppo", changes={"num_envs": 10_000, "rollout_length": 128, **UNROLLED},
+        preset="cartpole_ppo", changes={"num_envs": 10_000, "rollout_length": 128},
         small={"num_envs": 200},
         tiers=ACTING, targets={TRAINING: Target(47e6, PUREJAXRL, 95e6, 200e6)},
     ),
     "cartpole_ppo_256_seeds": Workload(
-        preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128, **UNROLLED}, small={},
+        preset="cartpole_ppo", changes={"num_envs": 4, "rollout_length": 128}, small={},
         members=256,
         tiers=ACTING, num_updates=20, targets={TRAINING: Target(16.2e6, PUREJAXRL, 33e6, 65e6)},
     ),

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.kernels.launches import trace
 from wdjax.kernels.support import decide, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
 from wdjax.train.devices.packing import Packed, is_packable, pack, unpack
@@ -49,6 +50,8 @@ from wdjax.train.state.state import PolicyState
 from wdjax.vector import VectorState
 
 PACKED = 2**15  # arrays in the carry of a rollout with at most this many numbers are packed
+UNROLL = 4  # steps in an iteration of the loop of a rollout: fewer launches and copies of arrays
+MAX_EQUATIONS = 8_000  # equations of a step; with more, unrolled steps take too long to compile
 
 
 class ByKernel(struct.PyTreeNode):
@@ -208,8 +211,10 @@ class Cuda(PackedEngine):
     def scan_steps(
         self, step: Callable, carry: PyTree, drawn: PyTree, unroll: int
     ) -> tuple[PyTree, PyTree]:
-        """Pack the small arrays of the carry, which XLA copies one by one in every step."""
+        """Pack the small arrays of the carry, which XLA copies one by one, and unroll the loop."""
         scan, packed = super().scan_steps, functools.partial(pack, most=PACKED)
+        step, num_equations = trace(step, carry, jax.tree.map(lambda leaf: leaf[0], drawn))
+        unroll = unroll or (UNROLL if num_equations <= MAX_EQUATIONS else 1)
 
         def step_packed(before: Packed, drawn: PyTree) -> tuple[Packed, PyTree]:
             after, outcome = step(unpack(before), drawn)

@@ -311,13 +311,20 @@ class Engine:
     def scan_steps(
         self, step: Callable, carry: PyTree, drawn: PyTree, unroll: int
     ) -> tuple[PyTree, PyTree]:
-        """Call `jax.lax.scan` over the steps of a rollout."""
+        """Call `jax.lax.scan` over the steps of a rollout.
+
+        Args:
+            step: step(carry, drawn) -> (carry, outcome).
+            carry: carry of the first step.
+            drawn: leaves [T, ...].
+            unroll: steps in an iteration of the loop; 0: chosen by the engine.
+        """
 
         def packed(carry: PyTree, drawn: PyTree) -> tuple[PyTree, PyTree]:
             carry, outcome = step(carry, drawn)
             return carry, self.pack(outcome)
 
-        carry, outcomes = jax.lax.scan(packed, carry, drawn, unroll=unroll)
+        carry, outcomes = jax.lax.scan(packed, carry, drawn, unroll=unroll or 1)
         return carry, self.unpack(outcomes)
 
     def step(

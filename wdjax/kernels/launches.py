@@ -37,6 +37,17 @@ def with_few_launches(function: Callable) -> Callable:
     return rewritten
 
 
+def trace(function: Callable, *args: Any) -> tuple[Callable, int]:
+    """Return (a function with the same results for such arguments, its number of equations)."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+
+    def traced(*args: Any) -> Any:
+        results = jex.core.jaxpr_as_fun(closed)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return traced, _count(closed.jaxpr)
+
+
 def _rewritten(param: Any) -> Any:
     """Return a parameter of an equation with the jaxprs in it rewritten."""
     if isinstance(param, jex.core.Jaxpr):  # in jax 0.11, every ClosedJaxpr is one

@@ -34,12 +34,9 @@ from wdjax.experiments.reference.peers.programs import (
 # MPE
 
 
-def mpe(
-    env: str, policies: Mapping[str, Any], num_envs: int = 16, steps: int = 128, unroll: int = 1
-) -> Ours:
+def mpe(env: str, policies: Mapping[str, Any], num_envs: int = 16, steps: int = 128) -> Ours:
     """Return a program on an MPE environment that measures its first policy."""
-    base = preset(f"jaxmarl:{env}", num_envs, steps, policies) | {"rollout_unroll": unroll}
-    return Ours(base, (next(iter(policies)),))
+    return Ours(preset(f"jaxmarl:{env}", num_envs, steps, policies), (next(iter(policies)),))
 
 
 def ippo_mpe(shared_trunk: bool) -> dict[str, Any]:
@@ -117,18 +114,17 @@ MPE_TASKS = {
     "mpe_tag_ippo": Task(
         "MPE simple_tag, return of the three predators", "IPPO and MAPPO", 10_000_000,
         {
-            "wdjax PPO": mpe(TAG, {"adversary": ippo_mpe(False), "agent": ippo_mpe(False)},
-                unroll=4),
+            "wdjax PPO": mpe(TAG, {"adversary": ippo_mpe(False), "agent": ippo_mpe(False)}),
             "wdjax MAPPO predators": mpe(TAG,
-                {"adversary": MAPPO_TAG, "agent": ippo_mpe(False)}, unroll=4),
+                {"adversary": MAPPO_TAG, "agent": ippo_mpe(False)}),
             "JaxMARL IPPO": Theirs("JaxMARL", IPPO_MPE_SCRIPT, IPPO_MPE_CONFIG, {"ENV_NAME": TAG},
                 (SILENT, BY_AGENT, *PADDED), agents=3, factor=3 / 4),
         },
         (TRAINING_RETURN,),
         note="Predators play against the prey of their own program, so their returns do not rank "
         "the programs. JaxMARL's script trains one policy for predators and prey, wdjax trains "
-        "two, with four steps in each iteration of the rollout loop (`rollout_unroll`). The script "
-        "raises an error where observations differ in length; its padding is repaired here.",
+        "two. The script raises an error where observations differ in length; its padding is "
+        "repaired here.",
     ),
     "mpe_spread_pqn_vdn": Task(
         "MPE simple_spread", "PQN-VDN", 10_000_000,

@@ -1,4 +1,4 @@
-"""The carry of a rollout on a GPU, in which small arrays are packed."""
+"""The loop of a rollout on a GPU: small arrays of its carry are packed, and it is unrolled."""
 
 import functools
 
@@ -63,6 +63,42 @@ def test_packing_changes_no_bit(limit, unroll, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, data(found), data(expected))
     jax.tree.map(np.testing.assert_array_equal, outcomes, expected_outcomes)
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, start())
+
+
+def unrolls(engine, step, unroll, length=8):
+    """Return the steps in an iteration of the loop of a rollout."""
+    scan = functools.partial(engine.scan_steps, step, unroll=unroll)
+    jaxpr = jax.make_jaxpr(scan)(start(), jnp.ones(length))
+    return [eqn.params["unroll"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+
+
+def test_a_gpu_unrolls_small_steps_unless_told_otherwise(monkeypatch):
+    assert unrolls(Cuda(), step, 0) == [cuda.UNROLL]
+    assert unrolls(Cuda(), step, 2) == [2]
+    monkeypatch.setattr(cuda, "MAX_EQUATIONS", 5)
+    assert unrolls(Cuda(), step, 0) == [1]
+    assert unrolls(Cuda(), step, 2) == [2]
+    assert unrolls(Engine(), step, 0) == [1]
+
+
+def test_a_step_is_traced_once():
+    calls = []
+
+    def counted(carry, drawn):
+        calls.append(None)
+        return step(carry, drawn)
+
+    jax.make_jaxpr(functools.partial(Cuda().scan_steps, counted, unroll=0))(start(), jnp.ones(8))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("length", [1, 6])
+def test_lengths_that_are_no_multiple_of_the_steps_of_an_iteration(length):
+    drawn = jnp.linspace(0.5, 1.5, length)
+    found, outcomes = Cuda().scan_steps(step, start(), drawn, 0)
+    expected, expected_outcomes = Engine().scan_steps(step, start(), drawn, 0)
+    jax.tree.map(np.testing.assert_array_equal, data(found), data(expected))
+    jax.tree.map(np.testing.assert_array_equal, outcomes, expected_outcomes)
 
 
 def test_each_member_of_a_population_has_its_own_words():
