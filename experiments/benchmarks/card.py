@@ -81,7 +81,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "encoder and memory": ("tag_small", {
         "network.encoder": "deep_sets", "network.recurrent_size": 8, "minibatches": 1}),
     "bfloat16": ("tag_small", {"network.compute_dtype": "bfloat16"}),
-    "separate trunks, one layer in XLA": ("tag_small", {
+    "separate trunks, streamed inputs": ("tag_small", {
         "network.hidden_sizes": [64, 64], "network.shared_trunk": False}),
     "deep": ("cartpole_ppo", {
         "network.hidden_sizes": [64, 32, 64], "network.activation": "gelu", "reset": "fixed"}),

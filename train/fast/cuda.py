@@ -25,7 +25,7 @@ from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import (
     NO_KERNELS,
     OBSERVATIONS,
-    PRODUCTS,
+    STREAMED,
     Tower,
     reaches,
     why_plain,
@@ -39,7 +39,7 @@ from wdjax.train.kernels.rollout import (
     step_replicas,
     why_by_scan,
 )
-from wdjax.train.kernels.towers import first_matrices, inputs_of, towers_of, transposed
+from wdjax.train.kernels.towers import first_products, inputs_of, towers_of, transposed
 from wdjax.train.networks.distributions import Categorical, draw_uniform
 from wdjax.train.state.aliases import Carry, EnvParams, Fields, Observation, Params, PyTree
 from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
@@ -59,7 +59,6 @@ class ByKernel(struct.PyTreeNode):
 
     state: PolicyState
     towers: tuple[Tower, ...]  # parameters in the layout of the kernel
-    first: jax.Array | None = None  # `first_matrices`, if XLA multiplies by them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +82,7 @@ class Cuda(PackedEngine):
     def prepare(self, policy: Policy, state: PolicyState) -> PolicyState | ByKernel:
         if not self.acts_by_kernel(policy):
             return state
-        towers = transposed(towers_of(state.params, self.shape), self.shape)
-        is_outside = self.shape.inputs == PRODUCTS
-        first = first_matrices(state.params, self.shape) if is_outside else None
-        return ByKernel(state, towers, first)
+        return ByKernel(state, transposed(towers_of(state.params, self.shape), self.shape))
 
     def act(
         self,
@@ -282,7 +278,7 @@ def draw_by_kernel(
         (action [N, n, ...], {"value", and "log_prob" if kept: [N, n]}).
     """
     shape = policy.engine.shape
-    inputs = inputs_of(policy, state.state, obs, state.first)
+    inputs = inputs_of(policy, state.state, obs)
     replicas = jax.tree.leaves(obs)[0].shape[0]
     rows = (replicas, len(inputs[0]) // replicas)
     discrete = cast(Categorical, policy.distribution)
@@ -347,15 +343,19 @@ def kernel_gradient(
     params = state.params if is_flat else Flat.of(state.params, policy.engine.multiple)
     shape, options = policy.engine.shape, policy.options(hypers)
 
-    def encoded(params: Flat) -> list[jax.Array]:
-        return inputs_of(policy, state.replace(params=params.split()), batch.obs)
+    def encoded(params: Flat) -> tuple[list[jax.Array], list[jax.Array]]:
+        tree = params.split()
+        inputs = inputs_of(policy, state.replace(params=tree), batch.obs)
+        if shape.inputs == STREAMED:  # XLA deletes the products and computes their gradient
+            return first_products(tree, inputs, shape), inputs
+        return inputs, inputs
 
-    inputs, encoder_back = jax.vjp(encoded, params)
+    _, back, inputs = jax.vjp(encoded, params, has_aux=True)
     task, data = prepare(shape, inputs, batch.action, rows_of(batch), loss, options, interpret)
     if shape.is_narrow:
         grads, sums, of_inputs = gradient_kernel(task, data, params)
         if of_inputs:
-            grads = jax.tree.map(jnp.add, grads, encoder_back(of_inputs)[0])
+            grads = jax.tree.map(jnp.add, grads, back(of_inputs)[0])
     else:
         tree, sums = wide_gradient(task, data, params.split())
         grads = params.replace(vector=params.layout.join(tree))

@@ -3,7 +3,7 @@
 `note_kernel` computes log-probabilities and values of actions that were sampled before.
 
 A program computes all layers after the encoder for a block of rows. Hidden layers stay in
-registers.
+registers. If there are few rows, each tower has its own programs.
 """
 
 import functools
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from wdjax.kernels import pallas
 from wdjax.kernels.half import in_range
 from wdjax.train.kernels.layers import (
-    PRODUCTS,
+    STREAMED,
     Ref,
     Shape,
     Span,
@@ -32,12 +32,14 @@ from wdjax.train.kernels.layers import (
     padded,
     pieces,
     product,
+    streamed,
 )
 
 ROWS = 64  # rows of a program
-FEW_ROWS = 32  # rows of a program if there are at most FEW, where the latency of a program matters
+FEW_ROWS = 16  # rows of a program if there are at most FEW, where the latency of a program matters
 FEW = 2**12
 WARPS = 4
+STAGES, STREAMED_STAGES = 2, 3  # pipeline stages of the loads in loops
 
 
 def act_kernel(
@@ -53,7 +55,7 @@ def act_kernel(
     Args:
         shape: static sizes of the policy.
         towers: towers of its network, `transposed`.
-        inputs: [R, num_columns] float32 of each tower, or of all towers.
+        inputs: [R, num_inputs] float32 of each tower, or of all towers.
         uniform: [R, components] float32 in [0, 1).
         with_log_prob: whether to compute log pi(a).
         interpret: run step by step in XLA on any device, for tests.
@@ -80,7 +82,7 @@ def note_kernel(
     Args:
         shape: static sizes of the policy.
         towers: towers of its network, `transposed`.
-        inputs: [R, num_columns] float32 of each tower, or of all towers.
+        inputs: [R, num_inputs] float32 of each tower, or of all towers.
         action: [R, components] int32; None for the values alone.
         interpret: run step by step in XLA on any device, for tests.
     """
@@ -104,7 +106,7 @@ def _call(
     Args:
         shape: static sizes of the policy.
         towers: the towers to run, the one with the value last.
-        inputs: [R, num_columns] of each tower, or of all towers.
+        inputs: [R, num_inputs] of each tower, or of all towers.
         draws: [R, components], uniform numbers if `actions` are an output, otherwise actions.
         actions: the output, or None.
         with_log_prob: whether log-probabilities are an output.
@@ -114,9 +116,14 @@ def _call(
     rows = min(ROWS if num_rows > FEW else FEW_ROWS, padded(num_rows))
     number = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
     outputs = (actions, number, number if with_log_prob else None)
-    kernel = functools.partial(_kernel, shape=shape, num_rows=num_rows, rows=rows)
-    grid, name = (pallas.cdiv(num_rows, rows),), "note" if actions is None else "act"
-    call = pallas.call(kernel, name, outputs, grid, WARPS, stages=2, interpret=interpret)
+    are_apart = len(towers) > 1 and num_rows <= FEW  # each tower has its own programs
+    kernel = functools.partial(
+        _kernel, shape=shape, num_rows=num_rows, rows=rows, are_apart=are_apart
+    )
+    grid = (pallas.cdiv(num_rows, rows), 2 if are_apart else 1)
+    stages = STREAMED_STAGES if shape.inputs == STREAMED else STAGES
+    name = "note" if actions is None else "act"
+    call = pallas.call(kernel, name, outputs, grid, WARPS, stages=stages, interpret=interpret)
     flat = None if draws is None else draws.reshape(-1)
     return call([rows.reshape(-1) for rows in inputs], flat, towers)
 
@@ -132,26 +139,38 @@ def _kernel(
     shape: Shape,
     num_rows: int,
     rows: int,
+    are_apart: bool,
 ) -> None:
     row = pallas.program_id() * rows + jax.lax.broadcasted_iota(jnp.int32, (rows,), 0)
     row = jnp.minimum(row, num_rows - 1)  # surplus lanes repeat the last row and its writes
-    first_tower = shape.num_towers - len(towers)
-    outputs = [
-        run_tower(inputs_refs[min(i, len(inputs_refs) - 1)], row, tower, shape, first_tower + i)
-        for i, tower in enumerate(towers)
-    ]
-    places = [row * len(shape.sizes) + i for i in range(len(shape.sizes))]
-    draws = [] if draws_ref is None else [pallas.load(draws_ref.at[place]) for place in places]
-    actions = draws  # already sampled, or none
-    if action_ref is not None:
-        columns = zip(draws, shape.components, strict=True)
-        actions = [choose(outputs[0], draw, first, size) for draw, (first, size) in columns]
-        for place, action in zip(places, actions, strict=True):
-            pallas.store(action_ref.at[place], action)
-    pallas.store(value_ref.at[row], column(outputs[-1], shape.num_outputs if shape.shared else 0))
-    if log_prob_ref is not None:
-        log_prob = log_prob_and_entropy(outputs[0], actions, shape)[0]
-        pallas.store(log_prob_ref.at[row], log_prob)
+
+    def run(i: int) -> jax.Array:
+        return run_tower(inputs_refs[min(i, len(inputs_refs) - 1)], row, towers[i], shape)
+
+    def act(outputs: jax.Array) -> None:
+        places = [row * len(shape.sizes) + i for i in range(len(shape.sizes))]
+        draws = [] if draws_ref is None else [pallas.load(draws_ref.at[place]) for place in places]
+        actions = draws  # already sampled, or none
+        if action_ref is not None:
+            columns = zip(draws, shape.components, strict=True)
+            actions = [choose(outputs, draw, first, size) for draw, (first, size) in columns]
+            for place, action in zip(places, actions, strict=True):
+                pallas.store(action_ref.at[place], action)
+        if log_prob_ref is not None:
+            log_prob = log_prob_and_entropy(outputs, actions, shape)[0]
+            pallas.store(log_prob_ref.at[row], log_prob)
+
+    def evaluate(outputs: jax.Array) -> None:
+        value = column(outputs, shape.num_outputs if shape.shared else 0)
+        pallas.store(value_ref.at[row], value)
+
+    if are_apart:
+        pallas.when(pallas.program_id(1) == 0, lambda: act(run(0)))
+        pallas.when(pallas.program_id(1) == 1, lambda: evaluate(run(1)))
+    else:
+        outputs = [run(i) for i in range(len(towers))]
+        act(outputs[0])
+        evaluate(outputs[-1])
 
 
 def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax.Array:
@@ -172,9 +191,7 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
     return jnp.min(jnp.where(above, columns - first, size - 1), axis=1)
 
 
-def run_tower(
-    inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape, index: int
-) -> jax.Array:
+def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -> jax.Array:
     """Return the outputs [B, columns] of a tower; the first two layers are computed in chunks.
 
     Args:
@@ -182,23 +199,24 @@ def run_tower(
         row: [B] int32, the rows of the program.
         tower: `transposed`.
         shape: static sizes of the policy.
-        index: index of the tower.
     """
     first, (second_ref, second_bias_ref), *others = tower
     inputs, dtype = load_inputs(inputs_ref, row, shape), dtype_of(shape)
-    chunk = chunk_of(dtype, shape.widths[1])
+    is_streamed, width = shape.inputs == STREAMED, shape.widths[1]
+    chunk = width if is_streamed else chunk_of(dtype, width)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        if shape.inputs == PRODUCTS:
-            before = load_rows(inputs_ref, row, i * chunk, chunk, shape, index)
-            features = activation_of(shape)(before + first[1][units][None, :])
+        if is_streamed:
+            rows_of = lambda start, size: first[0][:, pallas.span(start, size)].T  # noqa: E731
+            before = streamed(inputs_ref, row, rows_of, shape)
+            features = activation_of(shape)(before + first[1][...][None, :])
         else:
             features = first_layer(inputs, first, units, shape)
         return sums + product(in_range(features, dtype), second_ref[:, units].T, dtype)
 
     zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
-    outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
+    outputs = jax.lax.fori_loop(0, width // chunk, add, zeros)
     outputs += second_bias_ref[...][None, :]
     for kernel_ref, bias_ref in others:
         outputs = in_range(activation_of(shape)(outputs), dtype)
@@ -210,7 +228,7 @@ def load_inputs(inputs_ref: Ref, row: jax.Array, shape: Shape) -> list[jax.Array
     """Load the inputs of a block in pieces with powers of two as widths: 71 as 64 and 16."""
     return [
         load_rows(inputs_ref, row, first, width, shape).astype(shape.dtype)
-        for first, width in pieces(shape.num_multiplied)
+        for first, width in pieces(shape.num_held)
     ]
 
 

@@ -34,7 +34,7 @@ from wdjax.kernels.half import HALF
 from wdjax.train.kernels.layers import (
     MIN_SIZE,
     OBSERVATIONS,
-    PRODUCTS,
+    STREAMED,
     Ref,
     Shape,
     column,
@@ -51,7 +51,7 @@ from wdjax.train.kernels.passes import (
     load_with_ones,
     store_of_inputs,
 )
-from wdjax.train.kernels.vectors import Held, Matrix, alone, matrices_of, merged
+from wdjax.train.kernels.vectors import Held, Matrix, alone, large_matrices, matrices_of, merged
 from wdjax.train.state.engine import BatchRows, Loss, Means
 from wdjax.train.state.flat import ALIGNED, Flat
 from wdjax.train.state.rows import Evaluation
@@ -59,6 +59,7 @@ from wdjax.train.state.rows import Evaluation
 ROWS = 64  # rows of a block
 PROGRAMS = 264  # at most two for each of 132 multiprocessors of an H200, limited by registers
 WARPS = 4
+STREAMED_STAGES = 3  # pipeline stages of the loads of streamed inputs
 TINY = 1e-30  # smallest divisor of gradients, if no row is valid
 BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
 
@@ -128,7 +129,7 @@ def prepare(
 
     Args:
         shape: static sizes of the policy.
-        inputs: [R, num_columns] float32 of each tower, or of all towers.
+        inputs: [R, num_inputs] float32 of each tower, or of all towers.
         action: [R, ...] int32, the components of each action.
         row: [R] float32 each, `valid` bool.
         loss: loss of a batch, such as `PPO.loss`.
@@ -170,28 +171,33 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
         params: parameters of an actor-critic network.
 
     Returns:
-        (gradients of the parameters in the kernels, 0 for others; sums; gradients of the arrays of
-        inputs if these depend on parameters).
+        (gradients of the parameters in the kernels, 0 for others; sums; gradients of the inputs of
+        each tower if these depend on parameters, or of the products of streamed inputs).
     """
     inputs, *rest = data
-    towers = matrices_of(params.layout, task.shape)
+    layout = params.layout
+    towers, large = matrices_of(layout, task.shape), large_matrices(layout, task.shape)
     parts = [BOTH] if task.shape.shared else [POLICY, VALUE]
     own_inputs = [inputs[:1], inputs[-1:]]
     sums: Means = {}
     grads, of_inputs = [], []
-    for part, tower, own in zip(parts, towers, own_inputs, strict=False):
-        grad, found, *more = _tower_gradient(task, (own, *rest), params.vector, tower, part)  # type: ignore[arg-type]
+    for part, tower, first, own in zip(parts, towers, large, own_inputs, strict=False):
+        operands = (own, *rest), params.vector
+        grad, found, *more = _tower_gradient(task, *operands, tower, first, part)  # type: ignore[arg-type]
         grads.append(grad)
         terms = found if part != VALUE else task.study.of_value
         sums |= {name: found[name] for name in terms}
         of_inputs += more
-    if task.shape.inputs == PRODUCTS:
-        of_inputs = [jnp.concatenate(of_inputs, axis=1)]
-    return params.replace(vector=merged(params.layout, grads)), sums, of_inputs
+    return params.replace(vector=merged(layout, grads)), sums, of_inputs
 
 
 def _tower_gradient(
-    task: Task, data: Data, vector: jax.Array, tower: tuple[Matrix, ...], part: str
+    task: Task,
+    data: Data,
+    vector: jax.Array,
+    tower: tuple[Matrix, ...],
+    large: Matrix | None,
+    part: str,
 ) -> tuple[Any, ...]:
     """Return (gradient of the tower, sums of terms), and the gradient of its inputs.
 
@@ -205,10 +211,11 @@ def _tower_gradient(
     first_term = size + -size % ALIGNED
     total = first_term + padded(len(task.study.terms))
     shape = task.shape
-    num_columns = sum(width for _, width in pieces(shape.num_inputs))
-    if shape.inputs == PRODUCTS:
-        num_columns = shape.widths[1]
-    of_inputs = jax.ShapeDtypeStruct((num_rows, num_columns), jnp.float32)
+    is_streamed = shape.inputs == STREAMED
+    num_columns = shape.hidden[0] if is_streamed else shape.num_inputs
+    columns = shape.widths[1] if is_streamed else sum(width for _, width in pieces(num_columns))
+    of_inputs = jax.ShapeDtypeStruct((num_rows, columns), jnp.float32)
+    stages = STREAMED_STAGES if is_streamed else 1
 
     def run(members: int, *operands: Any) -> tuple[jax.Array, jax.Array | None]:
         blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, PROGRAMS // members))
@@ -221,14 +228,13 @@ def _tower_gradient(
             rows=rows,
             blocks=blocks,  # of rows, one after the other in each program
             matrices=(tower, outputs),
+            large=large,
             first_term=first_term,
         )
-        out_shape = (
-            jax.ShapeDtypeStruct((programs * total,), jnp.float32),
-            None if shape.inputs == OBSERVATIONS else of_inputs,
-        )
+        grads = jax.ShapeDtypeStruct((programs * total,), jnp.float32)
+        out_shape = grads, None if shape.inputs == OBSERVATIONS else of_inputs
         found, more = pallas.call(
-            kernel, "gradient", out_shape, (programs,), WARPS, stages=1, interpret=task.interpret
+            kernel, "gradient", out_shape, (programs,), WARPS, stages, task.interpret
         )(*operands)
         return jnp.sum(found.reshape(programs, total), axis=0), more
 
@@ -244,7 +250,7 @@ def _tower_gradient(
     found, more = run_one(inputs, *numbers, vector)
     sums = dict(zip(task.study.terms, found[first_term:], strict=False))
     result = (arrays, found[:size]), sums
-    return result if more is None else (*result, more[:, : len(shape.columns_of(0))])
+    return result if more is None else (*result, more[:, :num_columns])
 
 
 # Inside a kernel
@@ -265,9 +271,11 @@ def _kernel(
     rows: int,
     blocks: int,
     matrices: tuple[tuple[Matrix, ...], tuple[Matrix, ...]],
+    large: Matrix | None,
     first_term: int,
 ) -> None:
     weights, outputs_of = [Held(vector_ref, own) for own in matrices[0]], matrices[1]
+    first = None if large is None else Held(vector_ref, large)
     num_terms = padded(len(task.study.terms))
     shape, options = task.shape, task.options_of(hypers_ref)
     program, scaled = pallas.program_id(), dtype_of(shape) == HALF
@@ -276,7 +284,7 @@ def _kernel(
         index, actions, row = load_block(
             row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape
         )
-        inputs, products = load_with_ones(inputs_ref, index, weights[0], shape, int(part == VALUE))
+        inputs, products = load_with_ones(inputs_ref, index, weights[0], first, shape)
         outputs, features, backs = forward(weights, inputs, products, shape)
         gradient_of = jax.grad(task.loss_sums, has_aux=True)
         gradient, found = gradient_of(outputs, actions, row, part, options)

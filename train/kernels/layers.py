@@ -39,16 +39,17 @@ CHUNK = {"float32": 32, "bfloat16": 64, "float16": 64}
 
 NO_KERNELS = "kernels: false"  # the reason for having no kernels by configuration
 
-# Inputs of kernels: observations; features, from one encoder for each tower; or products of either
-# with the first matrices. XLA computes products if only the other matrices fit in a kernel. One
-# array contains the products of all towers, side by side.
-OBSERVATIONS, FEATURES, PRODUCTS = "observations", "features", "products"
+# Inputs of kernels: observations; features, from one encoder for each tower; or either of them,
+# streamed: a loop reads them and the first matrix, if it is too large to be held in registers. XLA
+# then computes the gradient of this matrix.
+OBSERVATIONS, FEATURES, STREAMED = "observations", "features", "streamed"
+MAX_STREAMED = 2**10  # streamed inputs; with more, a loop is slower than matrix products of XLA
+MAX_AT_ONCE = 64  # streamed inputs in an iteration, fewer if the matrix is wide
 
 TRUNKS = ("trunk", "value_trunk")  # parameters of the hidden layers of each tower
 
 Tower = tuple[tuple[Any, jax.Array], ...]
-"""(kernel [inputs, outputs], bias [outputs]) of each layer, padded; the first kernel is None if XLA
-multiplies by it"""
+"""(kernel [inputs, outputs], bias [outputs]) of each layer, padded"""
 Ref: TypeAlias = Any
 """reference to an array in the memory of a kernel; Pallas has no public type for it"""
 TowerRefs: TypeAlias = tuple[tuple[Ref, Ref], ...]
@@ -67,7 +68,7 @@ class Shape:
     shared: bool  # whether policy and value share a trunk
     activation: str
     dtype: str  # `compute_dtype`: float32 or bfloat16; see `dtype_of`
-    inputs: str = OBSERVATIONS  # OBSERVATIONS, FEATURES or PRODUCTS
+    inputs: str = OBSERVATIONS  # OBSERVATIONS, FEATURES or STREAMED
 
     @property
     def num_outputs(self) -> int:
@@ -78,26 +79,20 @@ class Shape:
         return 1 if self.shared else 2
 
     @property
-    def num_multiplied(self) -> int:
-        """Number of inputs that a kernel multiplies by the first matrix."""
-        return 0 if self.inputs == PRODUCTS else self.num_inputs
+    def num_held(self) -> int:
+        """Number of inputs that a kernel holds in registers."""
+        return 0 if self.inputs == STREAMED else self.num_inputs
 
     @property
-    def num_columns(self) -> int:
-        """Number of columns of an array of inputs."""
-        return self.columns_of(self.num_towers - 1).stop
-
-    def columns_of(self, tower: int) -> range:
-        """Return the columns that a tower reads in an array of inputs."""
-        if self.inputs != PRODUCTS:
-            return range(self.num_inputs)
-        return range(tower * self.hidden[0], (tower + 1) * self.hidden[0])
+    def at_once(self) -> int:
+        """Number of streamed inputs in an iteration: a power of two, at least MIN_SIZE."""
+        return max(MIN_SIZE, min(MAX_AT_ONCE, 2**12 // self.widths[1]))
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Widths of the layers in a kernel, from the inputs to the outputs."""
         outputs = self.num_outputs + 1 if self.shared else self.num_outputs
-        return tuple(padded(size) for size in (self.num_multiplied, *self.hidden, outputs))
+        return tuple(padded(size) for size in (self.num_held, *self.hidden, outputs))
 
     @property
     def is_narrow(self) -> bool:
@@ -159,9 +154,10 @@ def shape_of(policy: Policy) -> Shape | str:
         and shape.activation in ("relu", "tanh")
         and shape.num_inputs <= MAX_WIDTH
     )
-    after_first = dataclasses.replace(shape, inputs=PRODUCTS)
-    if not shape.is_narrow and not takes_wide and after_first.is_narrow:
-        shape = after_first
+    streamed = dataclasses.replace(shape, inputs=STREAMED)
+    can_stream = streamed.is_narrow and shape.num_inputs <= MAX_STREAMED
+    if not shape.is_narrow and not takes_wide and can_stream:
+        shape = streamed
     refusals = {
         f"{shape.num_outputs} action logits: kernels support fewer than {MAX_OUTPUTS}": (
             shape.num_outputs >= MAX_OUTPUTS
@@ -169,8 +165,9 @@ def shape_of(policy: Policy) -> Shape | str:
         f"compute_dtype {shape.dtype} of a small network": (
             shape.is_narrow and shape.dtype != "float32"
         ),
-        f"hidden_sizes {list(widths)}: kernels for wide networks need a shared trunk, two layers "
-        f"of at least 64 units, relu or tanh, at most {MAX_WIDTH} inputs, and no encoder": (
+        f"{shape.num_inputs} inputs, hidden_sizes {list(widths)}: kernels support small networks "
+        f"with up to {MAX_STREAMED} inputs; wide ones need a shared trunk, two layers of at least "
+        f"64 units, relu or tanh, at most {MAX_WIDTH} inputs, and no encoder": (
             not shape.is_narrow and not takes_wide
         ),
     }
@@ -266,7 +263,7 @@ def why_unused() -> str | None:
 
 def reaches(shape: Shape, num_rows: int) -> bool:
     """Return whether kernels can index the inputs of `num_rows` rows."""
-    return num_rows * max(shape.num_columns, len(shape.sizes)) <= pallas.MAX_NUMBERS
+    return num_rows * max(shape.num_inputs, len(shape.sizes)) <= pallas.MAX_NUMBERS
 
 
 def dtype_of(shape: Shape) -> str:
@@ -294,10 +291,8 @@ def chunk_of(dtype: str, width: int) -> int:
     return min(CHUNK[dtype], width)
 
 
-def load_rows(
-    ref: Ref, rows: jax.Array, first: Any, width: int, shape: Shape, tower: int = 0
-) -> jax.Array:
-    """Load a block of the inputs of a tower, [B, width]; 0 after its last column.
+def load_rows(ref: Ref, rows: jax.Array, first: Any, width: int, shape: Shape) -> jax.Array:
+    """Load a block of inputs, [B, width]; 0 after the last column.
 
     Args:
         ref: flat inputs of all rows.
@@ -305,12 +300,31 @@ def load_rows(
         first: first column of the block.
         width: number of its columns.
         shape: static sizes of the policy.
-        tower: index of the tower.
     """
-    own = shape.columns_of(tower)
-    columns = own.start + first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
-    index = rows[:, None] * shape.num_columns + jnp.minimum(columns, own.stop - 1)
-    return pallas.load(ref.at[index], mask=columns < own.stop, other=0.0)
+    columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
+    index = rows[:, None] * shape.num_inputs + jnp.minimum(columns, shape.num_inputs - 1)
+    return pallas.load(ref.at[index], mask=columns < shape.num_inputs, other=0.0)
+
+
+def streamed(
+    ref: Ref, rows: jax.Array, matrix: Callable[[Any, int], jax.Array], shape: Shape
+) -> jax.Array:
+    """Return the products of a block of inputs and the first matrix, [B, width], by a loop.
+
+    Args:
+        ref: flat inputs of all rows.
+        rows: [B] int32, rows of the block.
+        matrix: matrix(first, size) -> `size` rows of the first matrix from `first` on.
+        shape: static sizes of the policy.
+    """
+    size = shape.at_once
+
+    def add(i: jax.Array, sums: jax.Array) -> jax.Array:
+        inputs = load_rows(ref, rows, i * size, size, shape)
+        return sums + product(inputs, matrix(i * size, size), shape.dtype)
+
+    zeros = jnp.zeros((rows.shape[0], shape.widths[1]), jnp.float32)
+    return jax.lax.fori_loop(0, pallas.cdiv(shape.num_inputs, size), add, zeros)
 
 
 def product(left: jax.Array, right: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -11,7 +11,7 @@ from wdjax.kernels.activations import SLOPES
 from wdjax.kernels.half import in_range
 from wdjax.train.kernels.layers import (
     MIN_SIZE,
-    PRODUCTS,
+    STREAMED,
     Ref,
     Shape,
     activation_of,
@@ -19,35 +19,36 @@ from wdjax.train.kernels.layers import (
     load_rows,
     pieces,
     product,
+    streamed,
 )
 from wdjax.train.kernels.vectors import Held
 
 
 def load_with_ones(
-    ref: Ref, rows: jax.Array, first: Held, shape: Shape, tower: int
+    ref: Ref, rows: jax.Array, first: Held, large: Held | None, shape: Shape
 ) -> tuple[jax.Array, Any]:
     """Load the inputs of a block.
 
     Args:
         ref: flat inputs of all rows.
         rows: [B] int32, rows of the block.
-        first: matrix of the first layer.
+        first: matrix of the first layer, with its bias.
+        large: the matrix that multiplies streamed inputs; `first` then contains only the bias.
         shape: static sizes of the policy.
-        tower: index of the tower.
 
     Returns:
-        (inputs that `first` multiplies, with a column of ones, [B, rows of the matrix]; products to
-        add, [B, width], or 0).
+        (inputs that `first` multiplies, with a column of ones, [B, rows of the matrix]; products of
+        streamed inputs, [B, width], or 0).
     """
     size = rows.shape[0], first.shape[0]
     products: Any = 0.0
-    if shape.inputs == PRODUCTS:
-        inputs = jnp.zeros(size)
-        products = load_rows(ref, rows, 0, first.shape[1], shape, tower)
-    else:
+    if large is None:
         inputs = load_rows(ref, rows, 0, first.shape[0], shape)
+    else:
+        inputs = jnp.zeros(size)
+        products = streamed(ref, rows, large.load, shape)
     columns = jax.lax.broadcasted_iota(jnp.int32, size, 1)
-    return jnp.where(columns == shape.num_multiplied, 1.0, inputs), products
+    return jnp.where(columns == shape.num_held, 1.0, inputs), products
 
 
 def forward(
@@ -129,7 +130,7 @@ def store_of_inputs(
     row = start + jax.lax.broadcasted_iota(jnp.int32, (gradient.shape[0], 1), 0)
     for column, width in pieces(ref.shape[1]):
         values = gradient
-        if shape.inputs != PRODUCTS:
+        if shape.inputs != STREAMED:
             values = product(gradient, first.load(column, width).T, "float32")
         own = ref.at[pallas.span(start, len(row)), column : column + width]
         pallas.store(own, scale * values, mask=jnp.broadcast_to(row < ref.shape[0], values.shape))

@@ -23,7 +23,7 @@ from wdjax.kernels.lanes import limited
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.stepping import StepResult
-from wdjax.train.kernels.layers import NO_KERNELS, PRODUCTS, first_refusal, why_unused
+from wdjax.train.kernels.layers import NO_KERNELS, STREAMED, first_refusal, why_unused
 from wdjax.train.networks.distributions import draws_by_uniform
 from wdjax.train.networks.encoders import FlatEncoder
 from wdjax.train.rollout.scan import Draft, StepInputs, advance, choose_actions, with_acting_states
@@ -86,7 +86,7 @@ def _why_not_acting(policy: Policy) -> str | None:
         "it has opponents": bool(policy.config.opponents),
         "it has past_selves": bool(policy.config.past_selves),
         f"{widths}: limit is {MAX_WIDTH}": is_wide,
-        f"{widths}: XLA multiplies by the first matrix": shape.inputs == PRODUCTS,
+        f"{widths}: too many numbers in the first matrix": shape.inputs == STREAMED,
     }
     return first_refusal(refusals)
 

@@ -7,17 +7,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wdjax.train.kernels.layers import PRODUCTS, TRUNKS, Shape, Tower, dtype_of
+from wdjax.kernels import pallas
+from wdjax.train.kernels.layers import (
+    STREAMED,
+    TRUNKS,
+    Shape,
+    Tower,
+    dtype_of,
+)
 from wdjax.train.networks.encoders import FlatEncoder, encode
 from wdjax.train.state.aliases import Observation
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
 
 
-def inputs_of(
-    policy: Policy, state: PolicyState, obs: Observation, first: jax.Array | None = None
-) -> list[jax.Array]:
-    """Return the inputs of the towers, [R, num_columns], for observations [..., *part].
+def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> list[jax.Array]:
+    """Return the inputs of the towers, [R, num_inputs], for observations [..., *part].
 
     Features of an encoder are inputs of one tower, other arrays are inputs of all towers.
 
@@ -25,9 +30,7 @@ def inputs_of(
         policy: static part of the policy.
         state: its state.
         obs: observations.
-        first: result of `first_matrices`, if it was computed before the rollout.
     """
-    shape = policy.engine.shape
     seen, _ = policy.inputs(state, obs)
     if policy.encoder is FlatEncoder:
         found = [encode(policy.assignment.observation_space, seen)]
@@ -35,19 +38,19 @@ def inputs_of(
         network = nnx.merge(policy.graphdef, state.params)
         trunks = [network.trunk, network.value_trunk]
         found = [trunk.encoder(seen) for trunk in trunks if trunk is not None]
-    features = [rows.reshape(-1, rows.shape[-1]) for rows in found]
-    if shape.inputs != PRODUCTS:
-        return features
-    matrices = first_matrices(state.params, shape) if first is None else first
-    parts = jnp.split(matrices, len(features), axis=1)
-    products = [rows @ part for rows, part in zip(features, parts, strict=True)]
-    return [jnp.concatenate(products, axis=1)]
+    return [rows.reshape(-1, rows.shape[-1]) for rows in found]
 
 
-def first_matrices(params: Mapping[str, Any], shape: Shape) -> jax.Array:
-    """Return the first matrices of all towers side by side."""
-    trunks = TRUNKS[: shape.num_towers]
-    return jnp.concatenate([params[trunk]["mlp"]["layer_0"]["kernel"] for trunk in trunks], axis=1)
+def first_products(
+    params: Mapping[str, Any], inputs: list[jax.Array], shape: Shape
+) -> list[jax.Array]:
+    """Return the products of inputs and the first matrix of each tower, [R, units]."""
+    names = TRUNKS[: shape.num_towers]
+    first = [params[name]["mlp"]["layer_0"]["kernel"] for name in names]
+    if len(inputs) == len(first):
+        return [rows @ matrix for rows, matrix in zip(inputs, first, strict=True)]
+    together = inputs[0] @ jnp.concatenate(first, axis=1)  # one product is faster than two
+    return jnp.split(together, len(first), axis=1)
 
 
 def towers_of(params: Mapping[str, Any], shape: Shape) -> tuple[Tower, ...]:
@@ -65,9 +68,8 @@ def _padded_tower(layers: list[dict[str, jax.Array]], shape: Shape) -> Tower:
     for layer, rows, columns in zip(layers, shape.widths, shape.widths[1:], strict=False):
         kernel, bias = layer["kernel"], layer["bias"]
         bias = jnp.pad(bias, (0, columns - bias.shape[0]))
-        if not tower and shape.inputs == PRODUCTS:
-            tower.append((None, bias))
-            continue
+        if not tower and shape.inputs == STREAMED:
+            rows = pallas.cdiv(kernel.shape[0], shape.at_once) * shape.at_once
         kernel = jnp.pad(kernel, ((0, rows - kernel.shape[0]), (0, columns - kernel.shape[1])))
         tower.append((kernel, bias))
     return tuple(tower)
@@ -78,7 +80,7 @@ def transposed(towers: tuple[Tower, ...], shape: Shape) -> tuple[Tower, ...]:
     later = dtype_of(shape)
     return tuple(
         tuple(
-            (None if kernel is None else kernel.T.astype(later if i else shape.dtype), bias)
+            (kernel.T.astype(later if i else shape.dtype), bias)
             for i, (kernel, bias) in enumerate(tower)
         )
         for tower in towers

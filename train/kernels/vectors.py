@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.layers import TRUNKS, Ref, Shape, padded
+from wdjax.train.kernels.layers import STREAMED, TRUNKS, Ref, Shape, padded
 from wdjax.train.state.flat import Layout
 
 
@@ -104,33 +104,47 @@ class Held:
 def matrices_of(layout: Layout, shape: Shape) -> tuple[tuple[Matrix, ...], ...]:
     """Return the matrices of each tower.
 
-    They are the first matrix with its bias as the last row (only the bias if XLA multiplies by the
-    first matrix), then matrix and bias of each other layer.
+    They are the first matrix with its bias as the last row (only the bias if inputs are streamed),
+    then matrix and bias of each other layer.
 
     Args:
         layout: of the parameters of an actor-critic.
         shape: static sizes of the policy.
     """
-    arrays = jax.tree.unflatten(
-        layout.tree,
-        [
-            Piece(first, shape if len(shape) > 1 else (1, *shape))  # type: ignore[arg-type]
-            for first, shape in zip(layout.firsts, layout.shapes, strict=True)
-        ],
-    )
+    arrays = _pieces(layout)
     heads = [[arrays["policy_head"]], [arrays["value_head"]]]
     heads = [[*heads[0], *heads[1]]] if shape.shared else heads
     towers = zip(TRUNKS, heads, strict=False)
     return tuple(_tower(arrays[trunk]["mlp"], head, shape) for trunk, head in towers)
 
 
+def large_matrices(layout: Layout, shape: Shape) -> list[Matrix | None]:
+    """Return the matrix that multiplies the streamed inputs of each tower, or None."""
+    arrays, trunks = _pieces(layout), TRUNKS[: shape.num_towers]
+    if shape.inputs != STREAMED:
+        return [None for _ in trunks]
+    size = shape.num_inputs, shape.widths[1]
+    return [Matrix(size, (arrays[trunk]["mlp"]["layer_0"]["kernel"],)) for trunk in trunks]
+
+
+def _pieces(layout: Layout) -> Any:
+    """Return the tree of parameters with the place of each array."""
+    return jax.tree.unflatten(
+        layout.tree,
+        [
+            Piece(first, shape if len(shape) > 1 else (1, *shape))  # type: ignore[arg-type]
+            for first, shape in zip(layout.firsts, layout.shapes, strict=True)
+        ],
+    )
+
+
 def _tower(mlp: dict[str, Any], head: list[dict[str, Piece]], shape: Shape) -> tuple[Matrix, ...]:
     """Return the matrices of a tower from the arrays of its hidden layers and of its heads."""
     layers = [[mlp[f"layer_{i}"]] for i in range(len(shape.hidden))] + [head]
     first, bias = layers[0][0]["kernel"], layers[0][0]["bias"]
-    bias = dataclasses.replace(bias, row=shape.num_multiplied)
-    size = padded(shape.num_multiplied + 1), shape.widths[1]
-    found = [Matrix(size, (first, bias) if shape.num_multiplied else (bias,))]
+    bias = dataclasses.replace(bias, row=shape.num_held)
+    size = padded(shape.num_held + 1), shape.widths[1]
+    found = [Matrix(size, (first, bias) if shape.num_held else (bias,))]
     for parts, size in zip(layers[1:], itertools.pairwise(shape.widths[1:]), strict=True):
         columns = itertools.accumulate([part["kernel"].shape[1] for part in parts], initial=0)
         moved = [

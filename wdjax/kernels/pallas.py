@@ -50,6 +50,7 @@ def _pallas() -> tuple[Any, Any]:
         pallas.pallas_call,
         pallas.program_id,
         pallas.ds,
+        pallas.when,
         triton.CompilerParams,
         triton.load,
         triton.store,
@@ -104,9 +105,14 @@ def call(
     )
 
 
-def program_id() -> jax.Array:
-    """Return the index of this program in a grid with one axis."""
-    return _pallas()[0].program_id(0)
+def program_id(axis: int = 0) -> jax.Array:
+    """Return the index of this program along an axis of the grid."""
+    return _pallas()[0].program_id(axis)
+
+
+def when(condition: jax.Array, function: Callable[[], None]) -> None:
+    """Call a function, which may load and store, in programs with a condition."""
+    _pallas()[0].when(condition)(function)
 
 
 def span(start: Any, size: int) -> Any:

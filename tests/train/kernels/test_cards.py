@@ -27,7 +27,7 @@ FEW = {
     "env_params.num_other_agents_observed": 3,
 }
 HIDDEN = {f"policies.{name}.network.hidden_sizes": [256, 256] for name in ("tagger", "runner")}
-PRODUCTS = {
+STREAMED = {
     f"policies.{name}.network.{field}": value
     for name in ("tagger", "runner")
     for field, value in (("hidden_sizes", [64, 64]), ("shared_trunk", False))
@@ -43,7 +43,7 @@ PROGRAMS = {  # preset, changes, kernels
         {**FEW, **HIDDEN},
         {"nearest_neighbors", "act", "note", "wide_forward", "wide_backward"},
     ),
-    "products": ("tag_small", PRODUCTS, {"nearest_neighbors", "act", "note", "gradient"}),
+    "streamed": ("tag_small", STREAMED, {"nearest_neighbors", "act", "note", "gradient"}),
 }
 
 

@@ -15,8 +15,8 @@ from wdjax.train.fast.cuda import ByKernel, draw_by_kernel, kernel_gradient
 from wdjax.train.kernels import gradient
 from wdjax.train.kernels.act import choose, pieces
 from wdjax.train.kernels.gradient import PROGRAMS, ROWS, gradient_kernel, prepare
-from wdjax.train.kernels.layers import PRODUCTS, Shape, reaches
-from wdjax.train.kernels.towers import first_matrices, towers_of, transposed
+from wdjax.train.kernels.layers import STREAMED, Shape, reaches, shape_of
+from wdjax.train.kernels.towers import towers_of, transposed
 from wdjax.train.networks.distributions import Categorical
 from wdjax.train.state.engine import BatchRows, Engine
 from wdjax.train.state.flat import Flat
@@ -48,7 +48,12 @@ MANY_INPUTS = {
     "env_params.num_turn_levels": 4,
 }
 DEEP = MANY_INPUTS | {f"{RUNNER}.hidden_sizes": 4 * [64], f"{RUNNER}.activation": "tanh"}
-TRUNKS = MANY_INPUTS | {f"{RUNNER}.hidden_sizes": [64, 48], f"{RUNNER}.shared_trunk": False}
+TRUNKS = MANY_INPUTS | {
+    "env_params.num_runners": 9,
+    "env_params.num_other_agents_observed": 10,  # 71 inputs
+    f"{RUNNER}.hidden_sizes": [64, 48],
+    f"{RUNNER}.shared_trunk": False,
+}
 TRUNKS_ENCODERS = ENCODERS | {f"{RUNNER}.hidden_sizes": [48, 64]}
 GELU = {"policies.shared.network.hidden_sizes": [16], "policies.shared.network.activation": "gelu"}
 # Products of tanh networks use float16: each of several roundings is at most 2^-12 = 2.4e-4.
@@ -66,10 +71,10 @@ CASES = {  # preset, changes, policy, relative error of a gradient
     "one_layer": ("tag_gridworld", GELU, "shared", 1e-5),
     "encoder": ("tag_small", ENCODER, "runner", 2 * FLOAT16),  # features are larger
     "two_encoders": ("tag_small", ENCODERS, "runner", 1e-5),
-    # XLA multiplies by the first matrix
-    "products": ("tag_continuous", TRUNKS, "runner", 1e-5),
-    "products_one_tower": ("tag_continuous", DEEP, "runner", 2 * FLOAT16),
-    "products_encoders": ("tag_small", TRUNKS_ENCODERS, "runner", 1e-5),
+    # a loop reads the inputs and the first matrix
+    "streamed": ("tag_continuous", TRUNKS, "runner", 1e-5),
+    "streamed_one_tower": ("tag_continuous", DEEP, "runner", 2 * FLOAT16),
+    "streamed_encoders": ("tag_small", TRUNKS_ENCODERS, "runner", 1e-5),
     "wide": ("tag_continuous", WIDE | {f"{RUNNER}.activation": "tanh"}, "runner", FLOAT16),
     # rounding changes the sign of a few inputs of relu
     "wide_relu": ("tag_continuous", WIDE, "runner", 5e-2),
@@ -122,7 +127,7 @@ def random_batch(policy, num_rows):
 def test_kernel_gradient_equals_gradient_of_the_loss(name):
     policy, state, hypers, tolerance = make_case(name)
     assert policy.engine.shape.is_narrow == (not name.startswith("wide"))
-    assert (policy.engine.shape.inputs == PRODUCTS) == name.startswith("products")
+    assert (policy.engine.shape.inputs == STREAMED) == name.startswith("streamed")
     batch = random_batch(policy, 333)  # not a multiple of a block
     inputs = (policy.algorithm.loss, policy, state, hypers)
     grads, metrics = jax.jit(lambda batch: kernel_gradient(*inputs, batch, interpret=True))(batch)
@@ -305,7 +310,7 @@ def test_vmapped_gradient_equals_gradients_of_members(programs, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     ["one_tower", "two_towers", "encoder"]
-    + [name for name in CASES if name.startswith(("wide", "products"))],
+    + [name for name in CASES if name.startswith(("wide", "streamed"))],
 )
 def test_kernel_samples_actions_of_plain_xla(name):
     policy, state, _, tolerance = make_case(name)
@@ -316,10 +321,7 @@ def test_kernel_samples_actions_of_plain_xla(name):
     @jax.jit
     def draw(obs):
         shape = policy.engine.shape
-        towers = transposed(towers_of(state.params, shape), shape)
-        acting = ByKernel(state, towers)
-        if shape.inputs == PRODUCTS:
-            acting = acting.replace(first=first_matrices(state.params, shape))
+        acting = ByKernel(state, transposed(towers_of(state.params, shape), shape))
         return draw_by_kernel(policy, acting, obs, keys, interpret=True)
 
     action, notes = draw(obs)
@@ -340,7 +342,25 @@ def test_kernel_samples_actions_of_plain_xla(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["one_tower", "products"])
+@pytest.mark.parametrize("name", ["two_towers", "streamed"])
+def test_many_rows_and_few_rows_give_the_same_actions(name, monkeypatch):
+    policy, state, _, _ = make_case(name)
+    size = policy.assignment.observation_space.shape
+    obs = jax.random.normal(jax.random.key(4), (8, 21, *size))
+    keys = jax.random.split(jax.random.key(3), 4)
+    shape = policy.engine.shape
+    acting = ByKernel(state, transposed(towers_of(state.params, shape), shape))
+    few = draw_by_kernel(policy, acting, obs, keys, interpret=True)
+    # larger blocks, and both towers in each program
+    monkeypatch.setattr("wdjax.train.kernels.act.FEW", 0)
+    many = draw_by_kernel(policy, acting, obs, keys, interpret=True)
+    np.testing.assert_array_equal(few[0], many[0])
+    for note, values in few[1].items():
+        np.testing.assert_allclose(values, many[1][note], rtol=1e-5, atol=1e-6, err_msg=note)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one_tower", "streamed"])
 def test_a_gpu_acts_by_kernel_except_at_highest_precision(name, monkeypatch):
     policy, state, _, _ = make_case(name)
     assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)  # on the CPU
@@ -348,9 +368,14 @@ def test_a_gpu_acts_by_kernel_except_at_highest_precision(name, monkeypatch):
     policy = dataclasses.replace(policy, engine=policy_engine(policy, kernels=True))
     acting = policy.algorithm.before_rollout(policy, state)
     assert isinstance(acting, ByKernel)
-    assert (acting.first is not None) == (name == "products")
     with jax.default_matmul_precision("highest"):
         assert not isinstance(policy.algorithm.before_rollout(policy, state), ByKernel)
+
+
+def test_policies_with_very_many_inputs_have_no_kernels(monkeypatch):
+    monkeypatch.setattr("wdjax.train.kernels.layers.MAX_STREAMED", 50)
+    why = shape_of(make_case("streamed")[0])
+    assert "71 inputs, hidden_sizes [64, 48]: kernels support small networks with up to 50" in why
 
 
 @pytest.mark.parametrize(

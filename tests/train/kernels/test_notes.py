@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("with_action", [True, False])
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) for n in ("one_tower", "encoder", "wide", "products")]
+    [pytest.param(n, marks=pytest.mark.slow) for n in ("one_tower", "encoder", "wide", "streamed")]
     + ["two_towers"],
 )
 def test_kernel_computes_values_and_log_probabilities_of_given_actions(name, with_action):

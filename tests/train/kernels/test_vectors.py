@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.layers import FEATURES, OBSERVATIONS, PRODUCTS, Shape
+from wdjax.train.kernels.layers import FEATURES, OBSERVATIONS, STREAMED, Shape
 from wdjax.train.kernels.vectors import Held, Piece, alone, matrices_of, merged
 from wdjax.train.state.flat import Flat
 
@@ -60,7 +60,7 @@ def through_memory(matrices, outputs, vector, size):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("inputs", [OBSERVATIONS, FEATURES, PRODUCTS])
+@pytest.mark.parametrize("inputs", [OBSERVATIONS, FEATURES, STREAMED])
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_matrices_are_read_and_written_in_place(shared, inputs, multiple):
     shape, params = numbered(shared, inputs)
@@ -74,7 +74,7 @@ def test_matrices_are_read_and_written_in_place(shared, inputs, multiple):
         heads = [params["policy_head"], params["value_head"]]
         heads = heads if shared else heads[i : i + 1]
         expected = np.zeros((16, 32))
-        kernel = trunk["kernel"][: shape.num_multiplied]
+        kernel = trunk["kernel"][: shape.num_held]
         expected[: len(kernel) + 1, :20] = np.vstack([kernel, trunk["bias"]])
         np.testing.assert_array_equal(first, expected)
         columns = np.hstack([head["kernel"] for head in heads])
@@ -86,7 +86,7 @@ def test_matrices_are_read_and_written_in_place(shared, inputs, multiple):
     for path, value in jax.tree_util.tree_leaves_with_path(doubled):
         names = [entry.key for entry in path]
         is_first = names[-2:] == ["layer_0", "kernel"]
-        is_outside = "encoder" in names or (is_first and inputs == PRODUCTS)
+        is_outside = "encoder" in names or (is_first and inputs == STREAMED)
         own = params
         for entry in path:
             own = own[entry.key]
