@@ -235,7 +235,9 @@ def test_an_interrupted_sweep_ends_with_the_same_table(whole, tmp_path, looks, k
 def test_finished_batches_are_not_trained_again(whole, monkeypatch):
     folder, table = whole
     monkeypatch.setattr(programs, "compile_members", None)
-    assert sweep(CONFIG, VALUES, seeds=4, workdir=folder, members_at_once=8, resume=True) == table
+    again = functools.partial(sweep, seeds=4, workdir=folder, members_at_once=8, resume=True)
+    assert again(CONFIG, VALUES) == table
+    assert again(dataclasses.replace(CONFIG, rollout_unroll=2), VALUES) == table
 
 
 @pytest.mark.slow

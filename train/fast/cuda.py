@@ -209,7 +209,10 @@ class Cuda(PackedEngine):
     ) -> tuple[PyTree, PyTree]:
         """Pack the small arrays of the carry, which XLA copies one by one, and unroll the loop."""
         scan, packed = super().scan_steps, functools.partial(pack, most=PACKED)
-        step, num_equations = trace(step, carry, jax.tree.map(lambda leaf: leaf[0], drawn))
+        # shapes instead of arrays: reading a key would count as a use of it
+        inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), drawn)
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), carry)
+        step, num_equations = trace(step, state, inputs)
         unroll = unroll or (UNROLL if num_equations <= MAX_EQUATIONS else 1)
 
         def step_packed(before: Packed, drawn: PyTree) -> tuple[Packed, PyTree]:
@@ -346,7 +349,7 @@ def kernel_gradient(
     def encoded(params: Flat) -> tuple[list[jax.Array], list[jax.Array]]:
         tree = params.split()
         inputs = inputs_of(policy, state.replace(params=tree), batch.obs)
-        if shape.inputs == STREAMED:  # XLA deletes the products and computes their gradient
+        if shape.inputs == STREAMED:  # XLA removes the unused products, but not their derivative
             return first_products(tree, inputs, shape), inputs
         return inputs, inputs
 

@@ -192,7 +192,9 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
 
 
 def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -> jax.Array:
-    """Return the outputs [B, columns] of a tower; the first two layers are computed in chunks.
+    """Return the outputs [B, columns] of a tower.
+
+    The first two layers are computed in chunks of units, or if inputs are streamed as a whole.
 
     Args:
         inputs_ref: flat inputs of all rows.

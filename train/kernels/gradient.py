@@ -17,8 +17,8 @@ Rounding errors are at most
 For the gradient of the first matrix, inputs are clipped to 65504. Other activations use
 float32 throughout.
 
-The inputs have an additional column of ones, which makes the first bias a row of its matrix. If XLA
-multiplies by the first matrix, this is the only column, and the products from XLA are added.
+The inputs have an additional column of ones, which makes the first bias a row of its matrix. If
+inputs are streamed, this is the only column, and the products of a loop over inputs are added.
 """
 
 import dataclasses
@@ -215,7 +215,8 @@ def _tower_gradient(
     num_columns = shape.hidden[0] if is_streamed else shape.num_inputs
     columns = shape.widths[1] if is_streamed else sum(width for _, width in pieces(num_columns))
     of_inputs = jax.ShapeDtypeStruct((num_rows, columns), jnp.float32)
-    stages = STREAMED_STAGES if is_streamed else 1
+    # without a loop over inputs, the loop over blocks would have the stages
+    stages = STREAMED_STAGES if is_streamed and shape.num_inputs > shape.at_once else 1
 
     def run(members: int, *operands: Any) -> tuple[jax.Array, jax.Array | None]:
         blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, PROGRAMS // members))

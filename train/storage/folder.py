@@ -31,8 +31,10 @@ VERSION = "wdjax"  # field of config.yaml: the version that wrote it
 LOOK = 0.1  # seconds; a report locks the file of a sweep for an instant
 MADE_WITH = "made_with"  # field of config.yaml: versions and device of the last process
 
+SPEED = ("rollout_unroll", "search_products")  # fields that change the speed of a run only
 # fields that may change when a run is resumed
 RESUMABLE = (
+    *SPEED,
     "total_env_steps",
     "stop_at",
     "checkpoint_every_updates",
@@ -40,7 +42,6 @@ RESUMABLE = (
     "keep_checkpoints",
     "devices",
     "on_bad_numbers",
-    "search_products",
 )
 
 

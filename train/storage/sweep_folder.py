@@ -13,6 +13,7 @@ from wdjax.train.config.facts import in_env_steps
 from wdjax.train.config.trust import require_trusted
 from wdjax.train.state.registry import read_config
 from wdjax.train.storage.folder import (
+    SPEED,
     SWEEP,
     hold_folder,
     make_folder,
@@ -123,11 +124,14 @@ def with_new_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_same(what: str, stored: Mapping[str, object], asked: Mapping[str, object]) -> None:
-    """Raise ValueError, with the first difference, if `what` was started with other values."""
+    """Raise ValueError, with the first difference, if `what` was started with other values.
+
+    Fields in SPEED may differ.
+    """
     plain = read_yaml_value(yaml.safe_dump(dict(asked)))
     old, new = flat(with_new_fields(stored)), flat(with_new_fields(plain))
     for name in [*old, *(name for name in new if name not in old)]:
-        if old.get(name) != new.get(name):
+        if name.removeprefix("config.") not in SPEED and old.get(name) != new.get(name):
             raise ValueError(
                 f"{name} = {new.get(name)!r}: {what} was started with {old.get(name)!r}"
             )

@@ -38,7 +38,15 @@ def with_few_launches(function: Callable) -> Callable:
 
 
 def trace(function: Callable, *args: Any) -> tuple[Callable, int]:
-    """Return (a function with the same results for such arguments, its number of equations)."""
+    """Trace a function.
+
+    Args:
+        function: a function of pytrees of arrays that returns pytrees of arrays.
+        *args: its arguments, or their shapes and dtypes.
+
+    Returns:
+        (a function with the same results for such arguments, its number of equations).
+    """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
 
     def traced(*args: Any) -> Any:

@@ -157,6 +157,15 @@ def test_given_chunk_size_is_kept_when_resuming_without_one(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_may_be_resumed_with_another_number_of_steps_in_an_iteration(tmp_path):
+    started = small_config(total_env_steps=2 * 128, rollout_unroll=1)  # the default up to 0.3.0
+    Trainer(started, tmp_path, quiet=True).train()
+    resumed = Trainer(small_config(total_env_steps=4 * 128), tmp_path, resume=True, quiet=True)
+    assert resumed.train() is not None
+    assert load_config(tmp_path / "config.yaml").rollout_unroll == 0
+
+
+@pytest.mark.slow
 def test_checkpoints_and_evaluations_happen_at_their_updates(tmp_path):
     changes = {"updates_per_chunk": 4, "checkpoint_every_updates": 5, "evaluate_every_updates": 3}
     Trainer(

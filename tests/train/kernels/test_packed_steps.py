@@ -81,6 +81,17 @@ def test_a_gpu_unrolls_small_steps_unless_told_otherwise(monkeypatch):
     assert unrolls(Engine(), step, 0) == [1]
 
 
+def test_keys_of_a_rollout_are_used_once():
+    def draws(carry, key):
+        return carry + jax.random.uniform(key), carry
+
+    def run(key):
+        return Cuda().scan_steps(draws, jnp.float32(0), jax.random.split(key, 8), 0)
+
+    with jax.debug_key_reuse(True):
+        jax.jit(run)(jax.random.key(0))  # raises KeyReuseError if a key is used twice
+
+
 def test_a_step_is_traced_once():
     calls = []
 
