@@ -235,7 +235,7 @@ def _tower_gradient(
         grads = jax.ShapeDtypeStruct((programs * total,), jnp.float32)
         out_shape = grads, None if shape.inputs == OBSERVATIONS else of_inputs
         found, more = pallas.call(
-            kernel, "gradient", out_shape, (programs,), WARPS, stages, task.interpret
+            kernel, "gradient", out_shape, (programs,), WARPS, stages, interpret=task.interpret
         )(*operands)
         return jnp.sum(found.reshape(programs, total), axis=0), more
 
