@@ -17,6 +17,7 @@ from wdjax.kernels import pallas
 from wdjax.kernels.half import in_range
 from wdjax.train.kernels.layers import (
     STREAMED,
+    STREAMED_STAGES,
     Ref,
     Shape,
     Span,
@@ -39,7 +40,7 @@ ROWS = 64  # rows of a program
 FEW_ROWS = 16  # rows of a program if there are at most FEW, where the latency of a program matters
 FEW = 2**12
 WARPS = 4
-STAGES, STREAMED_STAGES = 2, 3  # pipeline stages of the loads in loops
+STAGES = 2  # pipeline stages of the loads in loops, if inputs are not streamed
 
 
 def act_kernel(
@@ -194,7 +195,7 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
 def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -> jax.Array:
     """Return the outputs [B, columns] of a tower.
 
-    The first two layers are computed in chunks of units, or if inputs are streamed as a whole.
+    The first two layers are computed in chunks of units, unless inputs are streamed.
 
     Args:
         inputs_ref: flat inputs of all rows.
@@ -204,21 +205,21 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
     """
     first, (second_ref, second_bias_ref), *others = tower
     inputs, dtype = load_inputs(inputs_ref, row, shape), dtype_of(shape)
-    is_streamed, width = shape.inputs == STREAMED, shape.widths[1]
-    chunk = width if is_streamed else chunk_of(dtype, width)
+    chunk = chunk_of(dtype, shape.widths[1])
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
-        if is_streamed:
-            rows_of = lambda start, size: first[0][:, pallas.span(start, size)].T  # noqa: E731
-            before = streamed(inputs_ref, row, rows_of, shape)
-            features = activation_of(shape)(before + first[1][...][None, :])
-        else:
-            features = first_layer(inputs, first, units, shape)
+        features = first_layer(inputs, first, units, shape)
         return sums + product(in_range(features, dtype), second_ref[:, units].T, dtype)
 
-    zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
-    outputs = jax.lax.fori_loop(0, width // chunk, add, zeros)
+    if shape.inputs == STREAMED:
+        rows_of = lambda start, size: first[0][:, pallas.span(start, size)].T  # noqa: E731
+        before = streamed(inputs_ref, row, rows_of, shape) + first[1][...][None, :]
+        features = in_range(activation_of(shape)(before), dtype)
+        outputs = product(features, second_ref[...].T, dtype)
+    else:
+        zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
+        outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
     outputs += second_bias_ref[...][None, :]
     for kernel_ref, bias_ref in others:
         outputs = in_range(activation_of(shape)(outputs), dtype)

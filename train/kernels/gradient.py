@@ -35,6 +35,7 @@ from wdjax.train.kernels.layers import (
     MIN_SIZE,
     OBSERVATIONS,
     STREAMED,
+    STREAMED_STAGES,
     Ref,
     Shape,
     column,
@@ -59,7 +60,6 @@ from wdjax.train.state.rows import Evaluation
 ROWS = 64  # rows of a block
 PROGRAMS = 264  # at most two for each of 132 multiprocessors of an H200, limited by registers
 WARPS = 4
-STREAMED_STAGES = 3  # pipeline stages of the loads of streamed inputs
 TINY = 1e-30  # smallest divisor of gradients, if no row is valid
 BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
 
@@ -204,13 +204,12 @@ def _tower_gradient(
     The gradient is a pair as for `merged`. The members of a population share the programs of the
     kernel.
     """
-    num_rows = len(data[-1].valid)
+    shape, num_rows = task.shape, len(data[-1].valid)
     rows = min(ROWS, padded(num_rows))
     outputs, arrays = alone(tower)
     size = sum(piece.size for piece in arrays)
     first_term = size + -size % ALIGNED
     total = first_term + padded(len(task.study.terms))
-    shape = task.shape
     is_streamed = shape.inputs == STREAMED
     num_columns = shape.hidden[0] if is_streamed else shape.num_inputs
     columns = shape.widths[1] if is_streamed else sum(width for _, width in pieces(num_columns))

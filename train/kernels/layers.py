@@ -44,6 +44,7 @@ NO_KERNELS = "kernels: false"  # the reason for having no kernels by configurati
 # then computes the gradient of this matrix.
 OBSERVATIONS, FEATURES, STREAMED = "observations", "features", "streamed"
 MAX_STREAMED = 2**10  # streamed inputs; with more, a loop is slower than matrix products of XLA
+STREAMED_STAGES = 3  # pipeline stages of their loads
 MAX_AT_ONCE = 64  # streamed inputs in an iteration, fewer if the matrix is wide
 
 TRUNKS = ("trunk", "value_trunk")  # parameters of the hidden layers of each tower

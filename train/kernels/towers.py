@@ -8,13 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.layers import (
-    STREAMED,
-    TRUNKS,
-    Shape,
-    Tower,
-    dtype_of,
-)
+from wdjax.train.kernels.layers import STREAMED, TRUNKS, Shape, Tower, dtype_of
 from wdjax.train.networks.encoders import FlatEncoder, encode
 from wdjax.train.state.aliases import Observation
 from wdjax.train.state.policy import Policy

@@ -311,14 +311,7 @@ class Engine:
     def scan_steps(
         self, step: Callable, carry: PyTree, drawn: PyTree, unroll: int
     ) -> tuple[PyTree, PyTree]:
-        """Call `jax.lax.scan` over the steps of a rollout.
-
-        Args:
-            step: step(carry, drawn) -> (carry, outcome).
-            carry: carry of the first step.
-            drawn: leaves [T, ...].
-            unroll: steps in an iteration of the loop; 0: chosen by the engine.
-        """
+        """Call `jax.lax.scan` over the steps of a rollout. 0 in `unroll`: the engine chooses it."""
 
         def packed(carry: PyTree, drawn: PyTree) -> tuple[PyTree, PyTree]:
             carry, outcome = step(carry, drawn)

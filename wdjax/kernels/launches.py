@@ -31,8 +31,7 @@ def with_few_launches(function: Callable) -> Callable:
 
     def rewritten(*args: Any, **named: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **named)
-        results = jex.core.jaxpr_as_fun(_rewritten(closed))(*jax.tree.leaves((args, named)))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        return _evaluated(_rewritten(closed), shapes, (args, named))
 
     return rewritten
 
@@ -49,11 +48,13 @@ def trace(function: Callable, *args: Any) -> tuple[Callable, int]:
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
 
-    def traced(*args: Any) -> Any:
-        results = jex.core.jaxpr_as_fun(closed)(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    return lambda *args: _evaluated(closed, shapes, args), _count(closed.jaxpr)
 
-    return traced, _count(closed.jaxpr)
+
+def _evaluated(closed: Any, shapes: Any, operands: Any) -> Any:
+    """Return the results of a traced function, in the structure of `shapes`."""
+    results = jex.core.jaxpr_as_fun(closed)(*jax.tree.leaves(operands))
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
 def _rewritten(param: Any) -> Any:
