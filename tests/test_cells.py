@@ -15,15 +15,17 @@ from wdjax.kernels.cells import nearest_neighbors_cells_kernel, neighbor_rows_ce
 from wdjax.neighbors import nearest_neighbors_simple, neighbor_rows_simple, rows_of
 from wdjax.searching import NOTHING, smallest_pairs
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 simple = jax.jit(nearest_neighbors_simple, static_argnums=3)
 kernel = functools.partial(nearest_neighbors_cells_kernel, interpret=True)
 # number of agents and neighbors
 SIZES = (1, 1), (2, 2), (7, 3), (30, 12), (150, 5), pytest.param(400, 10, marks=pytest.mark.slow)
-# with keys, at most 13 neighbors, and by insertion
+# with keys, which compile faster for at most 5 neighbors, and by insertion
 KERNEL_SIZES = (
     (7, 3),
     (150, 5),
-    *(pytest.param(*size, marks=pytest.mark.slow) for size in ((90, 13), (200, 20), (800, 10))),
+    *(pytest.param(*size, marks=pytest.mark.slow) for size in ((600, 3), (200, 20))),
 )
 LAYOUTS = {
     "uniform": lambda rng, n: rng.uniform(-20, 20, (2, n)),
@@ -120,7 +122,8 @@ def test_more_places_than_keys_can_number_are_searched_by_insertion(monkeypatch)
 def test_a_block_that_begins_at_the_last_place_reads_no_other_replica(num_agents, k):
     # interpreted kernels read missing values there, a GPU reads the next replica
     x, y = np.random.default_rng(0).uniform(size=(2, num_agents)).astype(np.float32)
-    scene = kernels.cells._cells(x, y, np.ones(num_agents, bool), k)[2].reshape(2, -1)
+    cells = jax.jit(kernels.cells._cells, static_argnums=3)
+    scene = np.asarray(cells(x, y, np.ones(num_agents, bool), k)[2]).reshape(2, -1)
     assert scene.shape[1] >= num_agents + kernels.nearest.block_size(k) - 1
     assert np.isinf(scene[:, num_agents:]).all()
 
@@ -174,10 +177,10 @@ def test_replicas_agree_with_single_calls_under_two_vmaps():
     y[0, 1], x[1, 2] = 0.0, x[1, 2] * 1024  # replicas differ in shape and size
     active = rng.random((3, 40)) < 0.7
     for search in (nearest_neighbors_cells, kernel):
-        find = jax.vmap(functools.partial(search, k=5))
+        find = jax.vmap(functools.partial(search, k=1))  # compiles fast
         index, found = jax.jit(jax.vmap(find, in_axes=(0, 0, None)))(x, y, active)
         for i in np.ndindex(2, 3):
-            same((index[i], found[i]), simple(x[i], y[i], active[i[1]], 5))
+            same((index[i], found[i]), simple(x[i], y[i], active[i[1]], 1))
 
 
 def test_no_gradient_flows_through_indices():

@@ -114,7 +114,9 @@ MOMENT = r"in step {} of an episode\. {}"
         (Meddles, r"step lets the action of an agent that is not active change state\.time"),
     ],
 )
-def test_check_env_names_the_broken_rule(env, words):
+def test_check_env_names_the_broken_rule(env, words, monkeypatch):
+    if issubclass(env, Changed):  # skip the slower checks before random play
+        monkeypatch.setattr(wdjax.env_checker, "CONTRACT", ())
     with pytest.raises(EnvCheckError, match=words):
         wdjax.check_env(env(), num_steps=200)
 

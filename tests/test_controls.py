@@ -1,5 +1,6 @@
 """Keys and pointer with which a person controls an agent."""
 
+import functools
 import types
 
 import jax
@@ -74,17 +75,21 @@ def test_keys_of_decisions_are_held(name, group, pressed, parts):
     assert {component: row[component] for component in parts} == parts
 
 
+@functools.cache
+def steered_game(name):
+    """Return (env, params, state after a reset, compiled steer, compiled step)."""
+    changes = {"max_speed": 0.3} if name == "tag_continuous" else {}
+    env, params = wdjax.make(name, num_taggers=2, **changes)
+    _, state = jax.jit(env.reset)(jax.random.key(2), params)
+    return env, params, state, jax.jit(env.steer, static_argnums=1), jax.jit(env.step)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["tagger", "runner"])
 @pytest.mark.parametrize("point", [(1.0, 9.0), (9.0, 2.0)])
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
 def test_steering_moves_towards_the_pointer(name, group, point, quick_compile):
-    env, params = (
-        wdjax.make(name, num_taggers=2, max_speed=0.3)
-        if name == "tag_continuous"
-        else (wdjax.make(name, num_taggers=2))
-    )
-    _, state = env.reset(jax.random.key(2), params)
+    env, params, state, steer, step = steered_game(name)
     index = {"tagger": 1, "runner": 2}[group]
     agent, zeros = jnp.int32(index if group == "tagger" else 0), {}
     for other, space in env.action_space(params).spaces.items():
@@ -93,7 +98,6 @@ def test_steering_moves_towards_the_pointer(name, group, point, quick_compile):
     def far(state):
         return float(jnp.hypot(state.x[index] - point[0], state.y[index] - point[1]))
 
-    steer, step = jax.jit(env.steer, static_argnums=1), jax.jit(env.step)
     distances = [far(state)]
     for _ in range(12):
         action = steer(state, group, agent, jnp.array(point), params)

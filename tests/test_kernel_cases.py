@@ -126,12 +126,13 @@ def test_random_programs_lower_for_every_card():
 
 
 @pytest.mark.slow
-# two of eight parts: all take minutes (see the command in kernel_comparison)
-@pytest.mark.parametrize("part", range(2))
-def test_all_primitives_agree_with_xla(part):
-    cases = [*all_cases(), *(random_case(np.random.default_rng(seed)) for seed in range(200))][
-        part::8
-    ]
+def test_all_primitives_agree_with_xla():
+    """One of eleven cases: all take minutes (see the command in kernel_comparison).
+
+    Eleven is odd, because two shapes alternate.
+    """
+    drawn = (random_case(np.random.default_rng(seed)) for seed in range(200))
+    cases = [*all_cases(), *drawn][::11]
     assert not compare(cases, interpret=True)[0]
     taken = [case for case in cases if has_kernel(case)]
     assert len(taken) > 0.97 * len(cases)

@@ -52,7 +52,7 @@ def check(find, x, y, active, k):
 @pytest.mark.slow
 @each
 @hypothesis.given(
-    st.sampled_from([1, 3, N - 1, N]),
+    st.sampled_from([1, N - 1]),
     hnp.arrays(np.int32, (2, N), elements=st.integers(0, 3)),
     hnp.arrays(bool, N),
 )
@@ -118,7 +118,7 @@ def test_distances_that_differ_in_the_last_bits_are_ordered(spread):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "k"), [((1, 2), 1), pytest.param((33, 105), 10, marks=pytest.mark.slow)]
+    ("sizes", "k"), [((1, 2), 1), pytest.param((33, 105), 3, marks=pytest.mark.slow)]
 )
 def test_agent_counts_that_need_several_programs(sizes, k):
     rng = np.random.default_rng(1)
@@ -137,12 +137,14 @@ def test_float32_positions_with_x64_enabled(k):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "ties"), [(1_000, False), (1_000, True), (5_000, False)])
-def test_thousands_of_agents_with_and_without_ties(n, ties):
+@pytest.mark.parametrize(
+    ("n", "k", "ties"), [(1_000, 10, False), (1_000, 10, True), (2_100, 3, False)]
+)
+def test_thousands_of_agents_with_and_without_ties(n, k, ties):
     rng = np.random.default_rng(2)
     places = rng.uniform(0, 20, (2, n))
     check(
-        IMPLEMENTATIONS["kernel"], *(np.round(places) if ties else places), rng.random(n) < 0.8, 10
+        IMPLEMENTATIONS["kernel"], *(np.round(places) if ties else places), rng.random(n) < 0.8, k
     )
 
 
@@ -174,7 +176,7 @@ def crowd(seed, n, num_features, num_own):
     ("sizes", "k", "num_features", "num_own", "num_relative"),
     [
         ((8,), 3, 2, 1, 1),
-        ((3, 5), 8, 7, 1, 5),
+        ((2, 3), 5, 7, 1, 5),
         ((30, 1, 9), 5, 7, 3, 0),
         ((2, 38), 1, 1, 0, 1),
         ((36,), 14, 3, 1, 2),

@@ -278,8 +278,7 @@ def test_installed_wheel_trains_outside_the_repository(built, tmp_path):
     subprocess.run(command, check=True)
     python = str(environment / "bin" / "python")
     step = f"import sys; sys.argv = ['', {str(site)!r}]\n" + TRAINING_STEP
-    assert str(site) in run_python(step, python, elsewhere, PYTHONPATH="")
-    run_python(BUNDLED_RUN, python, elsewhere, PYTHONPATH="")
+    assert str(site) in run_python(step + BUNDLED_RUN, python, elsewhere, PYTHONPATH="")
     bench = [
         python,
         "-m",

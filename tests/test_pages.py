@@ -15,6 +15,8 @@ import scipy.stats
 from wdjax.train import PPO, load_config, load_run, make_learner, register_algorithm, save_run
 from wdjax.train.state import registry
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

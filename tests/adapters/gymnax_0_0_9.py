@@ -1,4 +1,4 @@
-"""Compare environments of gymnax 0.0.9 with their adapters, and train.
+"""Compare environments of gymnax 0.0.9 with their adapters, and trace an update of training.
 
 Run with gymnax 0.0.9 first on PYTHONPATH.
 """
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import wdjax
-from wdjax.train import PPO, PolicyConfig, TrainConfig, make_learner
+from wdjax.train import PolicyConfig, TrainConfig, make_learner
 
 GAMES = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite")
 
@@ -20,7 +20,7 @@ def agrees(name, num_steps=60):
     env, params = wdjax.make(f"gymnax:{name}", max_steps_in_episode=50)
     assert not hasattr(env.inner, "is_truncated")
     assert not env.can_truncate
-    _, state = env.reset(jax.random.key(0), params)
+    _, state = jax.jit(env.reset)(jax.random.key(0), params)
 
     @jax.jit
     def step(state, key):
@@ -52,14 +52,13 @@ def main():
         assert agrees(name), name
     config = TrainConfig(
         env="gymnax:CartPole-v1",
-        policies={"agent": PolicyConfig(learning_rate=5e-3, options=PPO.Options(epochs=4))},
+        policies={"agent": PolicyConfig()},
         num_envs=16,
         rollout_length=64,
     )
     learner = make_learner(config)
-    _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=25)
-    length = np.asarray(metrics["agent/episode_return"])
-    assert np.nanmean(length[-3:]) > 2 * np.nanmean(length[:2]), length
+    _, metrics = jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
+    assert "agent/episode_return" in metrics
     print(f"gymnax {version('gymnax')} agrees")
 
 

@@ -113,8 +113,9 @@ def test_masks_as_arrays_restrict_dead_agents():
     for game in (Battle, Stacked):
         env, params = from_jaxmarl(game(), "team")
         obs, state = env.reset(jax.random.key(0), params)
+        step = jax.jit(env.step)
         for _ in range(2):
-            obs, state, *_ = env.step(
+            obs, state, *_ = step(
                 jax.random.key(0), state, {"soldier": jnp.ones(2, jnp.int32)}, params
             )
         masks.append(obs["soldier"]["action_mask"].tolist())
@@ -137,7 +138,7 @@ def test_other_observations_raise():
 
 
 @pytest.mark.slow
-def test_toy_with_images_passes_check_env_and_trains():
+def test_toy_with_images_passes_check_env_and_trains(quick_compile):
     env, _ = from_jaxmarl(Meadow())
     wdjax.check_env(env, num_steps=100)
     wdjax.register("meadow", env)
@@ -171,15 +172,21 @@ def storm(quick_compile):
 def test_steps_of_storm_agree(storm):
     env, params = storm
     reset_key, *keys = jax.random.split(jax.random.key(3), 8)
-    obs, state = env.reset(reset_key, params)
-    step, sample = jax.jit(env.step), jax.jit(env.action_space(params).sample)
-    theirs = jax.jit(env.inner.step_env)
+    obs, state = jax.jit(env.reset)(reset_key, params)
+    sample = jax.jit(env.action_space(params).sample)
+
+    @jax.jit
+    def both(key, state, action):
+        with jax.numpy_rank_promotion("allow"):
+            theirs = env.inner.step_env(key, state.inner, action["agent"])
+        return theirs, env.step(key, state, action, params)
+
     for time, key in enumerate(keys, 1):
         action = sample(key)
-        with jax.numpy_rank_promotion("allow"):
-            their_obs, _, their_reward, dones, _ = theirs(key, state.inner, action["agent"])
+        theirs, ours = both(key, state, action)
+        their_obs, _, their_reward, dones, _ = theirs
         over = state.terminated["agent"].all()
-        obs, state, reward, terminated, *_ = step(key, state, action, params)
+        obs, state, reward, terminated, *_ = ours
         if over:
             assert not reward["agent"].any()
             continue

@@ -33,6 +33,11 @@ POLICY = PolicyConfig(
     learning_rate=5e-3,
     options=PPO.Options(epochs=4, minibatches=2, normalize_advantage=True),
 )
+SMALL = {  # compiles fast
+    "policies": {"agent": PolicyConfig(network=NetworkConfig((8,), "tanh"), algorithm="A2C")},
+    "num_envs": 4,
+    "rollout_length": 8,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -267,28 +272,16 @@ def test_ppo_learns_cartpole():
 
 @pytest.mark.slow
 def test_run_resumes_exactly(tmp_path):
-    config = run_config(
-        num_envs=4,
-        rollout_length=8,
-        total_env_steps=4 * 32,
-        updates_per_chunk=1,
-        best_metric="none",
-    )
-    Trainer(config, tmp_path / "whole", quiet=True).train()
-    half = run_config(
-        num_envs=4,
-        rollout_length=8,
-        total_env_steps=2 * 32,
-        updates_per_chunk=1,
-        best_metric="none",
-    )
-    Trainer(half, tmp_path / "parts", quiet=True).train()
+    small = {**SMALL, "updates_per_chunk": 1, "best_metric": "none"}
+    config = run_config(**small, total_env_steps=4 * 32)
+    whole = Trainer(config, tmp_path / "whole", quiet=True).train()
+    Trainer(run_config(**small, total_env_steps=2 * 32), tmp_path / "parts", quiet=True).train()
     Trainer(config, tmp_path / "parts", resume=True, quiet=True).train()
     assert (
         yaml.safe_load((tmp_path / "parts" / "config.yaml").read_text())["env"]
         == "gymnax:CartPole-v1"
     )
-    (learner, whole), (_, parts) = (load_run(tmp_path / name) for name in ("whole", "parts"))
+    learner, parts = load_run(tmp_path / "parts")
     assert whole.num_updates == 4
     assert learner.env_params.max_steps_in_episode == 200
 
@@ -298,9 +291,7 @@ def test_run_resumes_exactly(tmp_path):
         )
 
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(data(a), data(b)), whole, parts)
-    other = run_config(
-        env_params={"max_steps_in_episode": 100}, num_envs=4, rollout_length=8, best_metric="none"
-    )
+    other = run_config(**SMALL, env_params={"max_steps_in_episode": 100}, best_metric="none")
     with pytest.raises(ValueError, match="max_steps_in_episode"):
         Trainer(other, tmp_path / "parts", resume=True, quiet=True)
 
@@ -431,7 +422,7 @@ def test_rendering_requires_a_scene(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar", "FrozenLake-misc"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-misc"])
 def test_adapters_pass_check_env(name):
     wdjax.check_env(wdjax.make(f"gymnax:{name}")[0], num_steps=300)
 
@@ -484,9 +475,7 @@ def test_registered_adapter_trains_by_name(tmp_path):
     )
     with pytest.raises(TypeError, match="must be a whole number"):
         wdjax.make("mine", max_steps_in_episode=7.5)
-    config = run_config(
-        env="mine", env_params={"max_steps_in_episode": 4}, num_envs=4, rollout_length=8
-    )
+    config = run_config(**SMALL, env="mine", env_params={"max_steps_in_episode": 4})
     _, metrics = (learner := make_learner(config)).update(learner.init(jax.random.key(0)))
     assert metrics["agent/episode_return"] == 8  # 4 steps of 2
     assert metrics["episode_jumps"] <= 4
@@ -512,7 +501,8 @@ def test_adapter_agrees_with_gymnax_0_0_9(tmp_path):
     if process.returncode:
         pytest.skip(f"pip cannot fetch gymnax 0.0.9: {process.stderr[-200:]}")
     script = Path(__file__).parent / "gymnax_0_0_9.py"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    options = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), **options}
     process = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False
     )

@@ -81,11 +81,9 @@ def play(game, credit):
     env, params = from_jaxmarl(game(), credit)
     obs, state = env.reset(jax.random.key(0), params)
     rows = []
+    step, action = jax.jit(env.step), {"soldier": jnp.ones(2, jnp.int32)}
     for _ in range(6):
-        action = {"soldier": jnp.ones(2, jnp.int32)}
-        obs, state, reward, terminated, _, _ = jax.jit(env.step)(
-            jax.random.key(0), state, action, params
-        )
+        obs, state, reward, terminated, _, _ = step(jax.random.key(0), state, action, params)
         mask = (
             obs["soldier"]["action_mask"][1].tolist() if isinstance(obs["soldier"], dict) else None
         )
@@ -157,15 +155,21 @@ def test_unset_credit_warns_if_dead_agents_are_rewarded():
 
 
 @pytest.mark.slow
+def test_environment_with_team_credit_passes_check_env():
+    wdjax.check_env(*from_jaxmarl(Battle(), "team"), num_steps=100)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("credit", "expected"), [("agent", 13 + 2), ("team", 13 + 13)])
-def test_episode_return_includes_rewards_of_dead_agents(credit, expected, registry):
+def test_episode_return_includes_rewards_of_dead_agents(credit, expected, registry, quick_compile):
     wdjax.register("battle", from_jaxmarl(Battle(), credit)[0])
-    policies = {"soldier": PolicyConfig(network=NetworkConfig((4,), "tanh"))}
+    policies = {"soldier": PolicyConfig(network=NetworkConfig((4,), "tanh"), algorithm="A2C")}
     config = TrainConfig(
         env="battle", policies=policies, num_envs=2, rollout_length=8, total_env_steps=16
     )
     learner = make_learner(config)
-    _, metrics = learner.update(learner.init(jax.random.key(0)))
+    state, metrics = learner.update(learner.init(jax.random.key(0)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.policies))
     np.testing.assert_allclose(metrics["soldier/episode_return"], expected)
 
 
@@ -174,8 +178,9 @@ def test_world_state_is_the_global_state():
     env, params = from_jaxmarl(Watched(), credit="team")
     assert env.global_state_space(params).shape == (4,)
     _, state = env.reset(jax.random.key(0), params)
+    step = jax.jit(env.step)
     for _ in range(2):
         action = {"soldier": jnp.array([1, 0])}
-        state = env.step(jax.random.key(1), state, action, params)[1]
+        state = step(jax.random.key(1), state, action, params)[1]
     np.testing.assert_array_equal(env.global_state(state, params), [0.0, 1.0, 1.0, 0.0])
     assert from_jaxmarl(Battle(), credit="team")[0].global_state_space(params) is None

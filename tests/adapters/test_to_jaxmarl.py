@@ -27,7 +27,8 @@ def test_round_trip_agrees_with_the_environment(env):
     round_trip, no_params = from_jaxmarl(to_jaxmarl(env, params))
     assert round_trip.groups == env.groups
     key = jax.random.key(3)
-    (obs, state), (its_obs, its_state) = env.reset(key, params), round_trip.reset(key, no_params)
+    obs, state = jax.jit(env.reset)(key, params)
+    its_obs, its_state = jax.jit(round_trip.reset)(key, no_params)
     step, its_step = jax.jit(env.step), jax.jit(round_trip.step)
     for t in range(3):
         # "energy" becomes "obs"
@@ -75,7 +76,7 @@ def test_log_wrapper_works_in_a_scan():
 @pytest.mark.slow
 def test_masks_are_separate_from_observations():
     env = to_jaxmarl(Team())
-    obs, state = env.reset(jax.random.key(0))
+    obs, state = jax.jit(env.reset)(jax.random.key(0))
     masks = env.get_avail_actions(state)
     assert set(masks) == {"worker_0", "worker_1"}  # the pilot acts in a Box
     assert all(mask.shape == (5,) for mask in masks.values())
@@ -86,7 +87,7 @@ def test_masks_are_separate_from_observations():
     with pytest.raises(
         NotImplementedError, match="observations of TagGridworld have no action_mask"
     ):
-        plain.get_avail_actions(plain.reset(jax.random.key(0))[1])
+        plain.get_avail_actions(jax.jit(plain.reset)(jax.random.key(0))[1])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ import gymnasium  # noqa: E402
 from gymnasium.utils.seeding import np_random  # noqa: E402
 from pettingzoo.test import parallel_api_test, parallel_seed_test  # noqa: E402
 
-GROUPED = [name for name in wdjax.list_envs() if wdjax.make(name)[0].groups]
 TOYS = {"leaver": Leaver, "pair": Pair, "team": Team}
 
 
@@ -46,7 +45,7 @@ def seed_actions(env):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*GROUPED, *TOYS])
+@pytest.mark.parametrize("name", ["tag_continuous", "covid_economy", *TOYS])
 def test_pettingzoo_tests_pass(name):
     env, params = make(name, episode_length=30)
     with warnings.catch_warnings():
@@ -76,7 +75,7 @@ def assert_row(obs, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*GROUPED, "pair", "team"])
+@pytest.mark.parametrize("name", ["tag_gridworld", "taxed_commons", "rice", "pair", "team"])
 def test_steps_agree_with_the_environment(name):
     """Agent i of a group gets row i. The key of an episode is split for its reset and steps."""
     env, params = make(name)
@@ -307,8 +306,8 @@ def test_methods_before_reset_raise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GROUPED)
-def test_render_returns_pictures(name):
+def test_render_returns_pictures():
+    name = "tag_gridworld"
     env = to_pettingzoo(*wdjax.make(name), render_mode="rgb_array")
     env.reset(seed=0)
     picture = env.render()

@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", default="0:10", help="FIRST:LAST, without the last")
+    parser.add_argument("--seeds", default="0:10", help="FIRST:LAST, without the last, or a,b,c")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6, help="start no sequence later")
     parser.add_argument(
@@ -156,6 +156,9 @@ def main() -> None:
         "--shrink", action="store_true", help="one seed: show it, then leave out commands"
     )
     parser.add_argument("--replay", type=Path, help="a file with commands")
+    parser.add_argument(
+        "--cold", action="store_true", help="for few seeds: compile a program when it is needed"
+    )
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
     cache = (
@@ -165,13 +168,13 @@ def main() -> None:
     )
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache or "")
     import_wdjax()
-    first, last = map(int, arguments.seeds.split(":"))
+    chosen = seeds_of(arguments.seeds)
     try:
         if arguments.replay or arguments.shrink:
             lines = (
                 arguments.replay.read_text().splitlines()
                 if arguments.replay
-                else map(str, draw_sequence(first))
+                else map(str, draw_sequence(chosen[0]))
             )
             raise SystemExit(show([Command.parse(line) for line in lines if line], arguments))
         file = arguments.json or Path(tempfile.mkstemp(suffix=".jsonl")[1])
@@ -180,10 +183,10 @@ def main() -> None:
             if file.exists()
             else set()
         )
-        seeds = [seed for seed in range(first, last) if seed not in done]
+        seeds = [seed for seed in chosen if seed not in done]
         # otherwise each worker has several cores
         pin = 1 < arguments.workers > len(os.sched_getaffinity(0)) // 2
-        for i in range(0, len(WARM), arguments.workers):
+        for i in range(0, 0 if arguments.cold else len(WARM), arguments.workers):
             in_processes(
                 [
                     (run_sequence, [Command.parse(line)], {}, 300.0)
@@ -195,10 +198,18 @@ def main() -> None:
             for i in range(arguments.workers)
         ]
         in_processes(tasks, pin)
-        raise SystemExit(summary(file, range(first, last)))
+        raise SystemExit(summary(file, chosen))
     finally:
         if cache:
             shutil.rmtree(cache, ignore_errors=True)
+
+
+def seeds_of(text: str) -> Sequence[int]:
+    """Return the seeds of FIRST:LAST or of a list with commas."""
+    if ":" not in text:
+        return [int(seed) for seed in text.split(",")]
+    first, last = map(int, text.split(":"))
+    return range(first, last)
 
 
 def show(commands: list[Command], arguments: argparse.Namespace) -> int:
@@ -212,7 +223,7 @@ def show(commands: list[Command], arguments: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def summary(file: Path, seeds: range) -> int:
+def summary(file: Path, seeds: Sequence[int]) -> int:
     """Print the failed sequences of a file. Return the exit status."""
     rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["seed"] in seeds]
     failed = sorted((row for row in rows if row["wrong"]), key=lambda row: row["seed"])

@@ -230,7 +230,7 @@ def is_small(config):
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile")
 @hypothesis.settings(
-    max_examples=hypothesis.settings.default.max_examples // 10,
+    max_examples=hypothesis.settings.default.max_examples // 16,
     # without shrinking, which takes minutes
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )

@@ -1,6 +1,7 @@
 """Algorithms written from outside, on public names only: teams, central critics, memories."""
 
 import ast
+import functools
 from pathlib import Path
 
 import jax
@@ -18,6 +19,8 @@ from wdjax.train import (
     make_learner,
     with_hypers,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 PLACES = {"MAPPO": "mappo:MAPPO", "VDN": "vdn:VDN"}
 NETWORK = {"hidden_sizes": [32], "activation": "tanh", "shared_trunk": False}
@@ -41,6 +44,19 @@ def team_config(algorithm, **changes):
     place = PLACES[algorithm]
     team = {"policies": ["caller", "answerer"], "algorithm": place, **TEAMS[algorithm]}
     return load_config({**MATCH, "teams": {"pair": team}}, **changes)
+
+
+@functools.cache
+def team_learner(algorithm):
+    """Return one learner for all tests. They all run 3 updates, so that it compiles once."""
+    return make_learner(team_config(algorithm))
+
+
+@functools.cache
+def after_three_updates(algorithm):
+    """Return (state, metrics)."""
+    learner = team_learner(algorithm)
+    return learner.run(learner.init(jax.random.key(0)), num_updates=3)
 
 
 def cartpole(algorithm, **changes):
@@ -84,24 +100,23 @@ def test_the_environment_keeps_the_contract():
 @pytest.mark.parametrize(("name", "updates"), [("MAPPO", 60), ("VDN", 400)])
 def test_a_team_of_two_policies_learns_to_cooperate(name, updates):
     """Random play matches in 1 of 2 * 3 * 3 steps; the best possible is every step."""
-    learner = make_learner(team_config(name))
-    _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
-    last = np.nanmean(metrics["episode_matches"][-10:]) / 3
-    assert last > (0.9 if name == "MAPPO" else 0.7)
-    assert np.nanmean(metrics["episode_matches"][:3]) / 3 < 0.3
+    state, metrics = after_three_updates(name)
+    assert np.nanmean(metrics["episode_matches"]) / 3 < 0.3
+    matches = []
+    for _ in range(updates // 3):
+        state, metrics = team_learner(name).run(state, num_updates=3)
+        matches.extend(np.asarray(metrics["episode_matches"]))
+    assert np.nanmean(matches[-10:]) / 3 > (0.9 if name == "MAPPO" else 0.7)
 
 
 @pytest.mark.parametrize("name", ["MAPPO", "VDN"])
 @pytest.mark.slow
 def test_a_team_goes_on_exactly_and_from_a_checkpoint(name, tmp_path):
-    config = team_config(name, updates_per_chunk=1, total_env_steps=4 * 64 * 6)
-    learner = make_learner(config)
-    start = learner.init(jax.random.key(config.seed))
-    assert set(start.shared) == {"pair"}
-    assert set(start.hypers) == {"caller", "answerer", "pair"}
-    whole, _ = learner.run(start, num_updates=4)
-    half, _ = learner.run(learner.run(start, num_updates=1)[0], num_updates=3)
-    assert_same(whole, half)
+    """The trainer calls its program for each update."""
+    config = team_config(name, updates_per_chunk=1, total_env_steps=3 * 64 * 6)
+    whole, _ = after_three_updates(name)
+    assert set(whole.shared) == {"pair"}
+    assert set(whole.hypers) == {"caller", "answerer", "pair"}
     Trainer(config, tmp_path / "run", quiet=True, pictures=False).train()
     assert_same(load_run(tmp_path / "run", trust=["match_env", "mappo", "vdn"])[1], whole)
 
@@ -109,7 +124,7 @@ def test_a_team_goes_on_exactly_and_from_a_checkpoint(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["MAPPO", "VDN"])
 def test_members_of_a_population_equal_their_solo_runs(name):
-    learner = make_learner(team_config(name))
+    learner = team_learner(name)
     keys, gammas = jax.random.split(jax.random.key(1), 2), jnp.array([0.2, 0.8])
     states = with_hypers(jax.vmap(learner.init)(keys), **{"pair.gamma": gammas})
     together, _ = jax.vmap(lambda state: learner.run(state, num_updates=3))(states)
@@ -125,32 +140,17 @@ def test_members_of_a_population_equal_their_solo_runs(name):
 def test_two_devices_learn_as_one(name):
     if jax.device_count() < 2:
         pytest.skip("needs two devices")
-    states = []
-    for devices in (1, 2):
-        learner = make_learner(team_config(name, devices=devices))
-        states.append(learner.run(learner.init(jax.random.key(0)), num_updates=3)[0])
-    assert_same(states[0].policies, states[1].policies, rtol=1e-4, atol=1e-5)
-    assert_same(states[0].shared, states[1].shared, rtol=1e-4, atol=1e-5)
+    one, _ = after_three_updates(name)
+    learner = make_learner(team_config(name, devices=2))
+    two, _ = learner.run(learner.init(jax.random.key(0)), num_updates=3)
+    assert_same((one.policies, one.shared), (two.policies, two.shared), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_policies_of_a_team_are_evaluated_alone():
-    learner = make_learner(team_config("MAPPO"))
-    state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=2)
-    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=8)
+    state, _ = after_three_updates("MAPPO")
+    episodes = evaluate(team_learner("MAPPO"), state, jax.random.key(1), num_episodes=8)
     assert set(episodes.episode_return) == {"caller", "answerer"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["lstm:LSTMPPO", "q_learning:QLearning"])
-def test_a_client_updates(algorithm):
-    minibatches = {"policies.agent.minibatches": 1} if "PPO" in algorithm else {}
-    learner = make_learner(cartpole(algorithm, rollout_length=8, **minibatches))
-    assert learner.setup.policies["agent"].is_recurrent == (algorithm == "lstm:LSTMPPO")
-    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=2)
-    assert np.isfinite(metrics["agent/loss"]).all()
-    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=4, greedy=True)
-    assert (episodes.episode_return["agent"] > 0).all()
 
 
 @pytest.mark.slow
@@ -197,8 +197,13 @@ def test_a_client_updates(algorithm):
 )
 def test_a_client_learns_cartpole(algorithm, changes, updates, at_least):
     learner = make_learner(cartpole(algorithm, **changes))
-    _, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
+    assert learner.setup.policies["agent"].is_recurrent == (algorithm == "lstm:LSTMPPO")
+    state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
     assert np.nanmean(metrics["agent/episode_return"][-5:]) > at_least
+    assert np.isfinite(metrics["agent/loss"]).all()
+    if algorithm in ("lstm:LSTMPPO", "q_learning:QLearning"):  # with their own `play`
+        episodes = evaluate(learner, state, jax.random.key(1), num_episodes=4, greedy=True)
+        assert (episodes.episode_return["agent"] > 0).all()
 
 
 def recall(**changes):
@@ -218,7 +223,6 @@ def test_drqn_learns_from_sequences():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_compile")
 def test_drqn_solves_a_task_that_requires_memory():
     learner = recall()
     state, _ = learner.run(learner.init(jax.random.key(0)), num_updates=100)

@@ -9,6 +9,8 @@ from flax import nnx
 from wdjax.train import PPO, load_config, make_learner
 from wdjax.train.learning import Batch, Metric, experience, largest
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 SIZE = 8
 
 

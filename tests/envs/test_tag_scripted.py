@@ -1,5 +1,6 @@
 """The scripted policies of Tag, one decision at a time, by hand."""
 
+import functools
 import math
 
 import jax
@@ -36,12 +37,12 @@ def plane(x, y, direction, speed=(0.0,) * 4, active=(True,) * 4):
     return continuous.State(*arrays, direction, jnp.zeros(4), jnp.array(active), jnp.int32(3))
 
 
-def chase(env, *rest):
-    return env.scripts["chase_nearest"][1](env, *rest)
+@functools.partial(jax.jit, static_argnums=(0, 1))  # compiles one program, not one per operation
+def follow(script, env, *rest):
+    return env.scripts[script][1](env, *rest)
 
 
-def flee(env, *rest):
-    return env.scripts["flee_nearest"][1](env, *rest)
+chase, flee = (functools.partial(follow, script) for script in ("chase_nearest", "flee_nearest"))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_chase_tags_a_resting_runner():
     params = params.replace(
         starting_location_x=np.array([1.0, 8.0]), starting_location_y=np.array([2.0, 9.0])
     )
-    _, state = env.reset(KEY, params)
+    _, state = jax.jit(env.reset)(KEY, params)
 
     def step(state, _):
         action = {
@@ -138,9 +139,8 @@ def test_scripts_of_tag_gridworld():
 @pytest.mark.parametrize("name", ["tag_continuous", "tag_gridworld"])
 def test_scripts_return_valid_actions(name):
     env, params = wdjax.make(name)
-    _, state = env.reset(KEY, params)
+    _, state = jax.jit(env.reset)(KEY, params)
     action = {
-        group: jax.jit(script, static_argnums=0)(env, state, params, KEY)
-        for group, script in env.scripts.values()
+        group: follow(script, env, state, params, KEY) for script, (group, _) in env.scripts.items()
     }
     assert env.action_space(params).contains(action)

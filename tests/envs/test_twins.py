@@ -56,7 +56,7 @@ def gridworld_twin(key, state, action, params):
 
 
 def test_cartpole_agrees_with_its_twin():
-    wdjax.check_env("cartpole", twin=cartpole_twin)
+    wdjax.check_env("cartpole", twin=cartpole_twin, num_steps=3_000)
     with pytest.raises(
         wdjax.EnvCheckError, match=r"^step returns state\.(x|theta)_dot = .* in step \d of"
     ):
@@ -67,7 +67,7 @@ def test_cartpole_agrees_with_its_twin():
 
 def test_gridworld_agrees_with_its_twin():
     env, params = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4)
-    wdjax.check_env(env, params, gridworld_twin)
+    wdjax.check_env(env, params, gridworld_twin, num_steps=3_000)
     other = wdjax.make("tag_gridworld", num_taggers=4, grid_length=4, wall_hit_penalty=0.25)[1]
 
     def wrong(key, state, action, _):

@@ -85,7 +85,7 @@ def built(code, *arguments):
 
 
 @pytest.mark.slow
-def test_random_play_of_gymnax(scripts):
+def test_random_play_of_gymnax(scripts, quick_compile):
     pytest.importorskip("gymnax")
     _, env_steps, call = built(scripts["gymnax_play.py"], "CartPole-v1", 2)
     assert env_steps == 400

@@ -56,6 +56,7 @@ def strange(tmp_path):
 
 def run_commands(folder, *commands):
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # programs run briefly
     line = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
     ended = subprocess.run(
         line, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
@@ -63,19 +64,6 @@ def run_commands(folder, *commands):
     assert ended.returncode == 0, ended.stderr[-2000:]
     ran = folder.parent / "ran"
     return ended.stdout, ran.read_text() if ran.exists() else ""
-
-
-@pytest.mark.slow
-def test_no_file_of_the_current_folder_runs(strange):
-    out, ran = run_commands(
-        strange,
-        ["list"],
-        ["completion"],
-        ["diff", "cartpole_ppo", "acrobot_ppo"],
-        ["train", "tag_small", "--help"],
-    )
-    assert "tag_continuous" in out
-    assert ran == ""
 
 
 @pytest.mark.slow
@@ -104,8 +92,9 @@ def test_no_file_of_the_current_folder_runs_by_python_m(strange):
 @pytest.mark.slow
 def test_no_file_of_the_current_folder_runs_in_any_command(strange):
     run = ["--workdir", "run"]
-    _, ran = run_commands(
-        strange, ["train", "tag_gridworld", "--dry-run"], ["train", "tag_gridworld", *run, *SIZE],
+    out, ran = run_commands(
+        strange, ["list"], ["completion"], ["train", "tag_small", "--help"],
+        ["train", "tag_gridworld", "--dry-run"], ["train", "tag_gridworld", *run, *SIZE],
         ["train", "tag_gridworld", *run, *SIZE, "--resume"], ["eval", "run", "--episodes", "4"],
         ["render", "run", "--output", "run/a.html"], ["report", "run"], ["export", "run"],
         ["diff", "run", "run"],
@@ -114,6 +103,7 @@ def test_no_file_of_the_current_folder_runs_in_any_command(strange):
          "--set", "rollout_length=4", "--set", "total_env_steps=64"],
         ["bench", "cartpole_10k", "--small", "--repeats", "1"],
     )  # fmt: skip
+    assert "tag_continuous" in out
     assert ran == ""
 
 

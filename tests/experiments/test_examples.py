@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -30,21 +31,26 @@ from wdjax.train import Trainer, load_config, make_learner
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("vary", "outcome", "field", "lowest", "highest"),
+    ("vary", "outcome", "ends"),
     [
-        (traced_physics.vary_cartpole, traced_physics.standing_steps, "length", 22.5, 45.3),
-        (traced_physics.vary_cartpole, traced_physics.standing_steps, "gravity", 38.7, 27.5),
-        (traced_physics.vary_tag, traced_physics.tags, "skill_level_tagger", 1.8, 4.4),
+        (
+            traced_physics.vary_cartpole,
+            traced_physics.standing_steps,
+            {"length": (22.5, 45.3), "gravity": (38.7, 27.5)},
+        ),
+        (traced_physics.vary_tag, traced_physics.tags, {"skill_level_tagger": (1.8, 4.4)}),
     ],
-    ids=["length", "gravity", "tag_continuous"],
+    ids=["cartpole", "tag_continuous"],
 )
-def test_a_thousand_variants_are_one_program(vary, outcome, field, lowest, highest):
+def test_a_thousand_variants_are_one_program(vary, outcome, ends):
     """Results depend on physics, compared by quarters of the variants, and equal single runs."""
     key, traces = jax.random.key(0), []
     many, results = vary(key)
     assert results.shape == (1_000,)
-    fourths = np.asarray(results)[np.argsort(getattr(many, field))].reshape(4, 250).mean(axis=1)
-    np.testing.assert_allclose(fourths[[0, 3]], [lowest, highest], rtol=0.1)
+    for field, expected in ends.items():
+        order = np.argsort(getattr(many, field))
+        fourths = np.asarray(results)[order].reshape(4, 250).mean(axis=1)
+        np.testing.assert_allclose(fourths[[0, 3]], expected, rtol=0.1)
 
     @jax.jit
     def alone(params, key):
@@ -62,12 +68,11 @@ def test_a_thousand_variants_are_one_program(vary, outcome, field, lowest, highe
     assert len(traces) == 1
 
 
-@pytest.mark.slow
-def test_own_environment_is_sound_and_short():
-    env = own_environment.Lander()
-    wdjax.check_env(env, num_steps=1_000)
-    source = Path(own_environment.__file__).read_text(encoding="utf8")
-    assert len(source.splitlines()) < 95
+def printed_by(example, capsys):
+    """Run an example in this process and return its output."""
+    capsys.readouterr()
+    runpy.run_path(example.__file__, run_name="__main__")
+    return capsys.readouterr().out
 
 
 def test_own_algorithm_is_short_of_public_names_and_shown():
@@ -141,20 +146,24 @@ def test_own_environment_by_hand():
 
 
 @pytest.mark.slow
-def test_own_environment_learns_to_land():
-    run = [sys.executable, "-m", "wdjax.experiments.examples.own_environment"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    printed = subprocess.run(
-        run, capture_output=True, text=True, check=True, timeout=300, env=environment
-    ).stdout
+def test_own_environment_is_sound_short_and_learns_to_land(registry, capsys):
+    source = Path(own_environment.__file__).read_text(encoding="utf8")
+    assert len(source.splitlines()) < 95
+    printed = printed_by(own_environment, capsys)  # calls check_env, too
     first, last = (int(word.rstrip("%")) for word in printed.split() if word.endswith("%"))
     assert first < 20
     assert last > 70
 
 
 @pytest.mark.slow
-def test_own_game_is_sound_short_and_of_public_names():
-    wdjax.check_env(own_game.Ring(), num_steps=300)
+def test_own_game_is_sound_short_of_public_names_and_learned(registry, capsys):
+    printed = printed_by(own_game, capsys)  # calls check_env, too
+    caught = {
+        tuple(words[1:4:2]): float(words[4]) for words in map(str.split, printed.splitlines())
+    }
+    assert len(caught) == 9
+    assert caught["trained", "flee_nearest"] > caught["random", "flee_nearest"] + 1.5
+    assert caught["trained", "random"] > caught["random", "random"] + 1.0
     source = Path(own_game.__file__).read_text(encoding="utf8")
     assert len(source.splitlines()) < 175
     assert set(re.findall(r"^(?:from|import) (wdjax\S*)", source, re.MULTILINE)) == {
@@ -168,20 +177,20 @@ def ring_state(*place, active=(True,) * 6, time=3):
 
 
 @pytest.mark.slow
-def test_own_game_by_hand():
+def test_own_game_by_hand(quick_compile):
     env, params = own_game.Ring(), own_game.Params()
     state = ring_state(0.0, 0.5, 0.95, 0.49, 0.2, 0.7)
     for name, actions in (
         ("hunt_nearest", [0, 0]),
         ("flee_nearest", [0, 0, 2, 2]),
     ):  # 0.95 is behind 0.0
-        np.testing.assert_array_equal(env.scripts[name][1](env, state, params, None), actions)
+        script = jax.jit(env.scripts[name][1], static_argnums=0)
+        np.testing.assert_array_equal(script(env, state, params, None), actions)
     caught = ring_state(
         0.0, 0.5, 0.95, 0.49, 0.2, 0.7, active=(True, True, False, False, True, True)
     )
-    np.testing.assert_array_equal(
-        own_game.hunt_nearest(env, caught, params, None), [2, 2]
-    )  # to 0.2 and 0.7
+    hunt = jax.jit(lambda state: own_game.hunt_nearest(env, state, params, None))
+    np.testing.assert_array_equal(hunt(caught), [2, 2])  # to 0.2 and 0.7
     action = {"hunter": jnp.array([0, 1]), "prey": jnp.array([0, 2, 1, 1])}
     obs, after, reward, terminated, _, info = jax.jit(env.step)(
         jax.random.key(0), state, action, params
@@ -226,21 +235,6 @@ def test_own_game_is_evaluated_by_name_against_its_scripts(
         main([*run, "xx"])
     said = capsys.readouterr().err
     assert "unknown player 'xx': known names: flee_nearest, hunt_nearest, random" in said
-
-
-@pytest.mark.slow
-def test_own_game_is_learned():
-    run = [sys.executable, "-m", "wdjax.experiments.examples.own_game"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    printed = subprocess.run(
-        run, capture_output=True, text=True, check=True, timeout=300, env=environment
-    ).stdout
-    caught = {
-        tuple(words[1:4:2]): float(words[4]) for words in map(str.split, printed.splitlines())
-    }
-    assert len(caught) == 9
-    assert caught["trained", "flee_nearest"] > caught["random", "flee_nearest"] + 1.5
-    assert caught["trained", "random"] > caught["random", "random"] + 1.0
 
 
 @pytest.mark.slow
@@ -290,7 +284,7 @@ def test_taggers_learn_with_a_custom_encoder():
 
 
 @pytest.mark.slow
-def test_states_and_planner_try_constant_choices(tmp_path, capsys):
+def test_states_and_planner_try_constant_choices(tmp_path, capsys, monkeypatch, quick_compile):
     """A run of two states prints numbers and draws a picture."""
     changes = {
         "env_params.num_states": 2,
@@ -298,7 +292,9 @@ def test_states_and_planner_try_constant_choices(tmp_path, capsys):
         "total_env_steps": 1_080,
         "updates_per_chunk": 1,
     }
-    Trainer(load_config("covid_small", **changes), workdir=tmp_path).train()
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "draw", lambda self: None)  # pictures take long
+        Trainer(load_config("covid_small", **changes), workdir=tmp_path).train()
     covid_economy.main(str(tmp_path))
     number, share = r"-?[\d.]+", r"[+-][\d.]+%"
     lines = [

@@ -88,6 +88,7 @@ def test_commands_take_hostile_names_as_they_are(tmp_path, monkeypatch, quick_co
                 "--callbacks",
                 "csv",
                 "--resume",
+                "--no-pictures",
                 "--total-env-steps=24",
             ]
         )

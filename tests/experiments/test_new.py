@@ -100,12 +100,13 @@ def test_installed_project_trains_and_passes_its_tests(project, tmp_path):
     site, python = str(tmp_path / "site"), sys.executable
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", site)
     run(python, "-m", "pip", "install", *options, ".", cwd=project)
-    wdjax_command = (python, "-m", "wdjax.experiments.cli")
     path = {"PYTHONPATH": site}
-    assert "  herd\n" in run(*wdjax_command, "list", cwd=tmp_path, **path)
-    run(*wdjax_command, "train", "herd.yaml", cwd=project, **path)
+    commands = ("list",), ("train", "herd.yaml"), ("eval", "runs/herd")
+    lines = (f"main({[*words]})" for words in commands)  # in one process
+    code = "\n".join(("from wdjax.experiments.cli import main", *lines))
+    table = run(python, "-c", code, cwd=project, **path)
+    assert "  herd\n" in table
     assert (project / "runs" / "herd" / "episode.gif").exists()
-    table = run(*wdjax_command, "eval", "runs/herd", cwd=project, **path)
     trained, random = map(float, re.findall(r"│ (?:trained|random)\s*│\s*([\d.]+) ±", table))
     assert trained > 0.5 > 0.2 > random
     assert "4 passed" in run(python, "-m", "pytest", "-q", "tests", cwd=project, **path)

@@ -69,7 +69,7 @@ def twin(key, state, action, params):
 @pytest.mark.slow
 def test_steps_equal_the_reference():
     params = Params(arrival_rate=0.4, stride=0.15, episode_length=40)
-    wdjax.check_env(Evacuation(), params, twin=twin, num_steps=3_000)
+    wdjax.check_env(Evacuation(), params, twin=twin, num_steps=600)
 
 
 def state_of(people, left=(), time=3):

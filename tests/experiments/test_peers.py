@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from wdjax.experiments.over_seeds import bootstrap_interval, interval_of_mean, plain_mean
+from wdjax.experiments.reference.peers import ours, run
 from wdjax.experiments.reference.peers.ours import make_config, run_ours
 from wdjax.experiments.reference.peers.page import newest, page, read_entries, scores_by_seed
 from wdjax.experiments.reference.peers.programs import (
@@ -211,8 +212,15 @@ def test_bad_arguments(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.fixture
+def few_episodes(monkeypatch):
+    monkeypatch.setattr(ours, "EPISODES", 8)
+
+
 @pytest.mark.slow
-def test_a_small_run_is_stored(tmp_path):
+def test_a_small_run_is_stored(tmp_path, monkeypatch, in_this_process, few_episodes, quick_compile):
+    monkeypatch.setattr(run, "in_new_process", in_this_process)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a run changes it
     pytest.importorskip("gymnax")
     main(["cartpole_pqn", "--programs", "wdjax PQN", "--seeds", "2", "--env-steps", "4096",
           "--results", str(tmp_path)])  # fmt: skip
@@ -225,7 +233,7 @@ def test_a_small_run_is_stored(tmp_path):
 
 
 @pytest.mark.slow
-def test_games_won_are_counted():
+def test_games_won_are_counted(few_episodes, quick_compile):
     pytest.importorskip("jaxmarl")
     program = TASKS["smax_2s3z_mappo"].programs["wdjax MAPPO"]
     small = {
@@ -239,10 +247,10 @@ def test_games_won_are_counted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rware_mappo", "lbf_mappo"])
-def test_games_of_jumanji_are_trained(name):
+def test_games_of_jumanji_are_trained(name, few_episodes, quick_compile):
     pytest.importorskip("jumanji")
     program = TASKS[name].programs["wdjax MAPPO"]
     params = {**program.preset["env_params"], "time_limit": 10}
     small = {"num_envs": 4, "rollout_length": 16, "env_params": params}
-    scores = run_ours(program, [30, 31], 128, small)["scores"]
+    scores = run_ours(program, [30], 128, small)["scores"]
     assert np.isfinite([scores[RETURN][when] for when in (TRAINING, SAMPLED, GREEDY)]).all()

@@ -196,7 +196,7 @@ def test_bad_input_of_report_is_one_sentence(tmp_path, capsys, arguments, words)
 
 @pytest.mark.slow
 @in_a_browser
-def test_the_page_in_a_browser(tmp_path):
+def test_the_page_in_a_browser(tmp_path, quick_compile):
     runs = [str(tmp_path / f"run{seed}") for seed in range(2)]
     small = {
         "num_envs": 8,

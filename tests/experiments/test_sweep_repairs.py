@@ -91,9 +91,8 @@ def test_a_truncated_checkpoint_is_renamed_and_the_table_is_the_same(
     assert_same(begun, whole)
 
 
-@pytest.mark.parametrize("turn", ["001", "000"], ids=["in the middle", "finished"])
-def test_the_error_without_a_readable_checkpoint_names_the_folder(turn, whole, begun):
-    checkpoints = begun / "groups" / "000" / turn / "checkpoints"
+def test_the_error_without_a_readable_checkpoint_names_the_folder(whole, begun):
+    checkpoints = begun / "groups" / "000" / "001" / "checkpoints"
     for checkpoint in checkpoints.iterdir():
         cut(checkpoint)
     for _ in range(2):
@@ -126,17 +125,16 @@ def test_an_incomplete_line_is_removed_with_a_warning(whole, begun, capsys):
     assert len(read_table(begun)) == 8
 
 
-@pytest.mark.parametrize(
-    ("turn", "left"), [("000", 16), ("001", 20)], ids=["finished", "in the middle"]
-)
-def test_deleted_metrics_are_reported(turn, left, begun, capsys):
-    (begun / "groups" / "000" / turn / "metrics.jsonl").unlink()
+def test_deleted_metrics_are_reported(begun, capsys):
+    """One batch has ended, the other one has an update to do."""
+    files = [begun / "groups" / "000" / turn / "metrics.jsonl" for turn in ("000", "001")]
+    for file in files:
+        file.unlink()
     grid(begun, resume=True, quiet=False)
-    assert f"groups/000/{turn}/metrics.jsonl is" in words_of(capsys)
-    assert (
-        len([row for file in begun.glob("groups/*/*/metrics.jsonl") for row in read_metrics(file)])
-        == left
-    )
+    words = words_of(capsys)
+    for turn in ("000", "001"):
+        assert f"groups/000/{turn}/metrics.jsonl is" in words
+    assert sum(len(read_metrics(file)) for file in files if file.exists()) == 4
 
 
 def test_metrics_deleted_during_training_are_rewritten(whole, tmp_path, capsys):

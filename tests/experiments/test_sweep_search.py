@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -274,9 +275,9 @@ def test_bad_searches_are_refused_before_anything_is_written(tmp_path, arguments
 
 @pytest.mark.slow
 def test_two_processes_share_a_journal_file(tmp_path):
-    """Two workers train twelve trials, each trial once, and both tables contain all of them."""
+    """Two workers train six trials, each trial once, and a table contains all of them."""
     command = [
-        sys.executable, "-m", "wdjax.experiments.cli", "sweep", "cartpole_ppo", "--search", "12",
+        sys.executable, "-m", "wdjax.experiments.cli", "sweep", "cartpole_ppo", "--search", "6",
         "--batch", "2",
         "--set", f"{RATE}=log:1e-4:1e-2", "--set", "rollout_length=32", "--set",
         "total_env_steps=1024",
@@ -286,6 +287,7 @@ def test_two_processes_share_a_journal_file(tmp_path):
         subprocess.Popen(
             [*command, "--workdir", str(tmp_path / name)],
             cwd=ROOT,
+            env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -296,11 +298,11 @@ def test_two_processes_share_a_journal_file(tmp_path):
         assert worker.returncode == 0, error
     tables = [read_table(tmp_path / name) for name in ("a", "b")]
     table = max(tables, key=lambda table: sum(row["state"] == "complete" for row in table))
-    assert [(row["trial"], row["state"]) for row in table] == [(i, "complete") for i in range(12)]
-    assert len({row[RATE] for row in table}) == 12
+    assert [(row["trial"], row["state"]) for row in table] == [(i, "complete") for i in range(6)]
+    assert len({row[RATE] for row in table}) == 6
     trained = [
         trial["trial"]
         for file in tmp_path.glob("?/batches/*/batch.json")
         for trial in json.loads(file.read_text())
     ]
-    assert sorted(trained) == list(range(12))
+    assert sorted(trained) == list(range(6))

@@ -62,7 +62,7 @@ def test_a_policy_of_a_team_keeps_its_own_algorithm_out(preset):
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_run_is_read_again(preset, capsys):
+def test_the_folder_of_a_run_is_read_again(preset, capsys, quick_compile):
     run = ["train", str(preset), "--workdir", "runs/a", "--no-pictures"]
     run += ["--teams.pair.algorithm", "mappo:MAPPO"]
     assert not main(run)

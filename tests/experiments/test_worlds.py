@@ -1,5 +1,8 @@
 """Comparisons of cooperative algorithms on own environments, and their page."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,38 +79,40 @@ def test_invalid_arguments(arguments, message, capsys):
 
 
 @pytest.mark.slow
-def test_joint_actions_play_like_pairs():
+def test_joint_actions_play_like_pairs(quick_compile):
     pairs, joint = (
         TeamTag(num_taggers=2, num_runners=3, joint_action=flag) for flag in (False, True)
     )
     params, key = pairs.default_params, jax.random.key(0)
-    _, state = pairs.reset(key, params)
+    _, state = jax.jit(pairs.reset)(key, params)
     tagger, runner = jnp.array([[3, 10], [0, 7]]), jnp.array([[1, 2], [5, 0], [9, 9]])
-    one = pairs.step(key, state, {"tagger": tagger, "runner": runner}, params)
+    one = jax.jit(pairs.step)(key, state, {"tagger": tagger, "runner": runner}, params)
     number = tagger[:, 0] * 11 + tagger[:, 1]
-    other = joint.step(key, state, {"tagger": number, "runner": runner}, params)
-    jax.tree.map(np.testing.assert_array_equal, one, other)
+    other = jax.jit(joint.step)(key, state, {"tagger": number, "runner": runner}, params)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), one, other)
     assert joint.action_space(params).spaces["tagger"] == wdjax.Discrete(121).batch(2)
 
 
 @pytest.mark.slow
-def test_shared_rewards_are_means():
+def test_shared_rewards_are_means(quick_compile):
     own, team = TeamTag(num_taggers=2, num_runners=2), TeamTag(2, 2, share_reward=True)
     params, key = own.default_params, jax.random.key(0)
-    _, state = own.reset(key, params)
+    _, state = jax.jit(own.reset)(key, params)
     # both runners stand next to the first tagger
     x, y = jnp.array([1.0, 9.0, 1.0, 1.0]), jnp.array([1.0, 9.0, 1.01, 1.02])
     state = state.replace(x=x, y=y)
     stay = {"tagger": jnp.zeros((2, 2), int), "runner": jnp.zeros((2, 2), int)}
-    rewards = [env.step(key, state, stay, params)[2] for env in (own, team)]
+    rewards = [jax.jit(env.step)(key, state, stay, params)[2] for env in (own, team)]
     np.testing.assert_array_equal(rewards[0]["tagger"], [2.0, 0.0])
     np.testing.assert_array_equal(rewards[1]["tagger"], [1.0, 1.0])
     np.testing.assert_array_equal(rewards[0]["runner"], rewards[1]["runner"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", [TeamTag(), TeamTag(joint_action=True), TeamCommons(), TeamRice(3)])
-def test_team_worlds_are_environments(env):
+@pytest.mark.parametrize(
+    "env", [TeamTag(2, 3, share_reward=True, joint_action=True), TeamCommons(), TeamRice(3)]
+)
+def test_team_worlds_are_environments(env, quick_compile):
     wdjax.check_env(env)
 
 
@@ -121,7 +126,14 @@ def test_configurations_are_valid(name):
 
 
 @pytest.mark.slow
-def test_variant_is_measured_and_stored(tmp_path, capsys):
+def test_variant_is_measured_and_stored(
+    tmp_path, capsys, monkeypatch, in_this_process, quick_compile
+):
+    """In this process, and with few episodes per evaluation."""
+    monkeypatch.setattr(worlds, "in_new_process", in_this_process)
+    world = WORLDS["commons_without_tax"]
+    few = functools.partial(world.measure, episodes=4)
+    monkeypatch.setitem(WORLDS, "commons_without_tax", dataclasses.replace(world, measure=few))
     arguments = ["commons_without_tax", "--variants", "pqn_sum", "--env-steps", "3840"]
     worlds.main([*arguments, "--seeds", "2", "--results", str(tmp_path)])
     stored = worlds.read_results(tmp_path)["commons_without_tax"]["pqn_sum"]

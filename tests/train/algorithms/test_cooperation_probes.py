@@ -1,7 +1,6 @@
 """MAPPO, PQN and DQN on probe environments with known values, each for one part of learning."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,6 @@ ALGORITHMS = {
     "MAPPO, PopArt": {**MAPPO, "normalize_advantage": True, "normalize_value": True},
     "PQN": PQN,
     "PQN, sum": {**PQN, "mixer": "sum"},
-    "DQN": {**DQN, "algorithm": "DQN"},
     "DQN, dueling": {**DQN, "algorithm": "DQN", "dueling": True, "double": False, "n_step": 2},
     "VDN": {**DQN, "algorithm": "VDN"},
 }
@@ -47,6 +45,8 @@ SIGNAL_PROBES = {
     "final_obs": SignalParams(by_signal=1.0, episode_length=2, time_limit=True, same_signal=True),
     "terminates": SignalParams(constant=1.0, episode_length=2),
 }
+# MAPPO without PopArt only omits the scales of values
+SINGLE = [name for name in ALGORITHMS if name != "MAPPO"]
 # all observations (signal, time)
 SIGNALS = jnp.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 1.0], [1.0, 1.0]])
 VALUES = {
@@ -78,7 +78,7 @@ def values(learner, name, state, obs):
     return to_rewards(shared, team.module(shared)(inputs)[0])
 
 
-@pytest.fixture(scope="module", params=ALGORITHMS)
+@pytest.fixture(scope="module", params=SINGLE)
 def learned(request):
     """Return probe -> (value [4], probability that action 1 is chosen [4]) for SIGNALS."""
     learner = run_of("probes:Signal", "agent", ALGORITHMS[request.param])
@@ -121,7 +121,10 @@ def leaver(request):
     start = learner.init(jax.random.key(0))
 
     def run(**params):
-        params = jax.tree.map(jnp.asarray, start.env_params.replace(**params))
+        # keep the types, because other types compile again
+        params = start.env_params.replace(**params)
+        cast = lambda old, new: jnp.asarray(new, old.dtype)  # noqa: E731
+        params = jax.tree.map(cast, start.env_params, params)
         return learner.run(start.replace(env_params=params), num_updates=UPDATES)[0]
 
     return request.param, learner, run
@@ -173,14 +176,9 @@ def recall(algorithm, **network):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "memory"),
-    [*itertools.product(["MAPPO", "PQN"], ["gru", "lstm", "mingru"]), ("PQN, sum", "gru")],
+    [("MAPPO", "lstm"), ("PQN", "mingru"), ("PQN, sum", "gru")],
 )
 def test_every_memory_recalls_a_signal(algorithm, memory):
+    """`test_recurrent` shows that a policy without memory does not."""
     layer_norm = {"layer_norm": True} if "PQN" in algorithm else {}
     assert recall(algorithm, recurrent_size=8, memory=memory, **layer_norm) > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["MAPPO", "PQN"])
-def test_a_policy_without_memory_does_not(algorithm):
-    assert abs(recall(algorithm)) < 0.4

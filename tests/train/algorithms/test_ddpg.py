@@ -48,10 +48,14 @@ def updates(learner, state, num):
 
 @pytest.fixture(scope="module")
 def learner():
+    return make_learner(four_updates())
+
+
+def four_updates(**changes):
     # 8 replicas x 6 steps; the last step waits for the next rollout: 40, 88, 136 transitions
     schedule = ((0, 1.0), (480, 0.0))
     policy = tiny_ddpg(n_step=2, warmup=80, noise_scale=schedule, normalize_observation=True)
-    return make_learner(signal_config(policy))
+    return signal_config(policy, **{"total_env_steps": 4 * 48, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -235,13 +239,13 @@ def test_no_key_is_used_twice(learner):
 
 
 @pytest.mark.slow
-def test_every_block_stores_its_own_transitions(learner):
+def test_every_block_stores_its_own_transitions(learner, four):
     """Each block is one replica here. Its ring holds the observations in order of time."""
-    state = learner.init(jax.random.key(5))
+    state = four[0][0]
     _, played = jax.jit(functools.partial(rollout, learner.setup))(
         state, jax.random.split(state.key, 3)[0]
     )
-    ring = learner.update(state)[0].memory["agent"].replay.ring
+    ring = four[0][1].memory["agent"].replay.ring
     np.testing.assert_array_equal(ring.size, [5] * 8)
     rows = played.rows["agent"]
     np.testing.assert_array_equal(ring.rows.obs[:, :5], np.swapaxes(rows.obs[:5, :, 0], 0, 1))
@@ -361,7 +365,7 @@ def test_ppo_does_not_depend_on_the_algorithm_of_other_policies(mixed):
     """The two groups do not interact."""
     policies = {
         "clerk": tiny_policy("PPO"),
-        "pilot": tiny_policy("A2C", agents=("pilot[0]",)),
+        "pilot": tiny_policy("A2C", agents=("pilot[0]",), trainable=False),
         "frozen": tiny_policy("A2C", agents=("pilot[1]",), trainable=False),
     }
     learner = make_learner(tiny_config("probe_pair", policies))
@@ -374,26 +378,15 @@ def test_ppo_does_not_depend_on_the_algorithm_of_other_policies(mixed):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_run(four, tmp_path):
     """The checkpoint contains the ring, pending n-step transitions, noise and target networks."""
-    policy = tiny_ddpg(n_step=3, warmup=100)
-    config = signal_config(
-        policy, total_env_steps=6 * 48, updates_per_chunk=3, checkpoint_every=1, best_metric="none"
-    )
-    whole = Trainer(config, tmp_path / "whole", quiet=True)
-    whole.draw = lambda: None
-    state = whole.train()
-    half = Trainer(
-        dataclasses.replace(config, total_env_steps=3 * 48), tmp_path / "half", quiet=True
-    )
-    half.draw = lambda: None
-    half.train()
-    rest = Trainer(config, tmp_path / "half", resume=True, quiet=True)
-    rest.draw = lambda: None
-    resumed = rest.train()
-    assert state.policies["agent"].gradient_steps == 8 * 4
-    assert_equal(resumed, state)
-    assert_equal(load_run(tmp_path / "half")[1], state)
+    config = four_updates(updates_per_chunk=1, checkpoint_every=1, best_metric="none")
+    half = dataclasses.replace(config, total_env_steps=2 * 48)
+    Trainer(half, tmp_path, quiet=True, pictures=False).train()
+    resumed = Trainer(config, tmp_path, resume=True, quiet=True, pictures=False).train()
+    assert resumed.policies["agent"].gradient_steps == 8 * 3
+    assert_equal(resumed, four[0][4])
+    assert_equal(load_run(tmp_path)[1], resumed)
 
 
 def assert_equal(a, b):

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from probes import NETWORK, tiny_config, tiny_policy
-from tiny_runs import assert_same_run
+from tiny_runs import numbers
 
 import wdjax
-from wdjax.train import A2C, PolicyConfig, Trainer, load_config, make_learner
+from wdjax.train import A2C, PolicyConfig, load_config, make_learner, with_hypers
 from wdjax.train.algorithms.transforms import decision_steps
 from wdjax.train.learner.setup import make_setup
 from wdjax.train.learning import Categorical, Rows, experience, next_value
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.normalization import discounted_returns
+from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -267,17 +268,15 @@ def test_an_a2c_update_without_valid_transitions_takes_no_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
-@pytest.mark.parametrize("recurrent_size", [0, 4])
-def test_decisions_in_every_step_equal_plain_steps(algorithm, recurrent_size):
+def test_decisions_in_every_step_equal_plain_steps():
     options = {
         "normalize_reward": True,
-        "network": dataclasses.replace(NETWORK, recurrent_size=recurrent_size),
+        "network": dataclasses.replace(NETWORK, recurrent_size=4),
     }
     results = []
     for decisions_only in (False, True):
         learner = learner_of(
-            tiny_policy(algorithm, decisions_only=decisions_only, **options), num_blocks=4
+            tiny_policy("PPO", decisions_only=decisions_only, **options), num_blocks=4
         )
         state = with_params(
             learner.init(jax.random.key(0)),
@@ -296,71 +295,74 @@ def test_decisions_in_every_step_equal_plain_steps(algorithm, recurrent_size):
 
 # V of each worker at its decisions, at times 0, 2, 4 and 0, 3
 SUMS = [[2 + GAMMA * (2 + GAMMA * 2), 2 + GAMMA * 2, 2], [3 + GAMMA * 3, 3]]
-STEPS = [
-    [sum(GAMMA**k for k in range(6 - time)) for time in times] for times in ((0, 2, 4), (0, 3))
-]
 ENDLESS = [[2 / (1 - GAMMA)] * 3, [3 / (1 - GAMMA)] * 2]
 
 
+@pytest.fixture(scope="module")
+def pair():
+    """Return a learner with a policy for each worker."""
+    policy = by_decisions(max_grad_norm=10.0)
+    return learner_of(
+        {
+            name: dataclasses.replace(policy, agents=(f"worker[{i}]",))
+            for i, name in enumerate(("first", "second"))
+        }
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "decisions_only", "time_limit", "expected"),
-    [
-        ("A2C", True, False, SUMS),
-        ("PPO", True, False, SUMS),
-        ("PPO", False, False, STEPS),
-        ("PPO", True, True, ENDLESS),
-    ],
-)
-def test_values_are_those_of_the_decision_process(algorithm, decisions_only, time_limit, expected):
-    policy = tiny_policy(algorithm, decisions_only=decisions_only, max_grad_norm=10.0)
-    pair = {
-        name: dataclasses.replace(policy, agents=(f"worker[{i}]",))
-        for i, name in enumerate(("first", "second"))
-    }
-    learner = learner_of(pair)
+@pytest.mark.parametrize(("time_limit", "expected"), [(False, SUMS), (True, ENDLESS)])
+def test_values_are_those_of_the_decision_process(pair, time_limit, expected):
+    learner = pair
     start = with_params(learner.init(jax.random.key(0)), constant=1.0, time_limit=time_limit)
     state, _ = learner.run(start, num_updates=UPDATES)
-    for name, times, exact in zip(pair, ((0, 2, 4), (0, 3)), expected, strict=True):
+    for name, times, exact in zip(("first", "second"), ((0, 2, 4), (0, 3)), expected, strict=True):
         seen = jax.nn.one_hot(jnp.array(times), Shift.LENGTH + 1)
         obs = {"seen": seen, "action_mask": jnp.ones((len(times), 3))}
         value = learner.setup.policies[name].apply(state.policies[name], obs)[1]
         np.testing.assert_allclose(value, exact, rtol=0.02, atol=0.1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recurrent_size", [0, 8])
-def test_a_decision_is_credited_with_later_rewards(recurrent_size):
-    network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
+@pytest.fixture(scope="module")
+def recurrent():
+    """Return (learner, initial state) of a policy with memory, paid for its decisions."""
+    network = dataclasses.replace(NETWORK, recurrent_size=8)
     learner = learner_of(by_decisions(network=network, gae_lambda=0.0), num_blocks=4)
-    start = with_params(learner.init(jax.random.key(0)), late=1.0)
+    return learner, with_params(learner.init(jax.random.key(0)), late=1.0)
+
+
+@pytest.mark.slow
+def test_a_decision_is_credited_with_later_rewards(recurrent):
+    learner, start = recurrent
     _, metrics = learner.run(start, num_updates=UPDATES)
     assert metrics["worker/episode_return"][-20:].mean() > 0.95 * 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recurrent_size", [0, 4])
-def test_ratio_is_one_without_learning(recurrent_size):
-    network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
-    learner = learner_of(by_decisions(network=network, learning_rate=0.0), num_blocks=4)
-    _, metrics = learner.run(with_params(learner.init(jax.random.key(0)), late=1.0), num_updates=4)
+def test_ratio_is_one_without_learning(recurrent):
+    learner, start = recurrent
+    frozen = with_hypers(start, **{"worker.learning_rate": 0.0})
+    _, metrics = learner.run(frozen, num_updates=UPDATES)
     assert np.all(metrics["worker/gradient_steps"] > 0)
     assert np.max(metrics["worker/approx_kl"]) < 1e-6
     np.testing.assert_array_equal(metrics["worker/clip_fraction"], 0)
 
 
+@pytest.fixture(scope="module")
+def advantages():
+    network = dataclasses.replace(NETWORK, recurrent_size=4)
+    policy = by_decisions("A2C", network=network, gamma=0.5, gae_lambda=0.5)
+    return learner_of(policy, rollout_length=3)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recurrent_size", [0, 4])
 @pytest.mark.parametrize(("wraps", "gamma"), [(True, 0.5), (False, 1.0)])
-def test_advantages_of_a_whole_update_by_hand(recurrent_size, wraps, gamma):
+def test_advantages_of_a_whole_update_by_hand(advantages, wraps, gamma):
     """V = 4, gamma = lambda = 0.5, a decision every 2 steps, and truncation after 3 steps.
 
     The final observation is of time 0 (a decision) or of time 3 (none).
     """
-    network = dataclasses.replace(NETWORK, recurrent_size=recurrent_size)
-    learner = learner_of(
-        by_decisions("A2C", network=network, gamma=0.5, gae_lambda=0.5), rollout_length=3
-    )
+    learner = advantages
     state = learner.init(jax.random.key(0))
     state = with_params(
         state, intervals=(2, 2), constant=1.0, episode_length=3, time_limit=True, wraps=wraps
@@ -381,33 +383,26 @@ def test_a_population_member_equals_its_solo_run(normalized):
     learner, _ = normalized
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(3), 2))
     states = states.replace(env_params=states.env_params.replace(late=jnp.ones(2)))
-    together, _ = jax.vmap(functools.partial(learner.run, num_updates=3))(states)
+    together, _ = jax.vmap(functools.partial(learner.run, num_updates=4))(states)
     for i in range(2):
-        alone, _ = learner.run(jax.tree.map(lambda leaf, i=i: leaf[i], states), num_updates=3)
+        alone, _ = learner.run(jax.tree.map(lambda leaf, i=i: leaf[i], states), num_updates=4)
         ours = jax.tree.map(lambda leaf, i=i: leaf[i], together.policies)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
         jax.tree.map(close, ours, alone.policies)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path, no_pictures):
-    policy = by_decisions(normalize_reward=True, normalize_observation=True)
-    config = tiny_config(
-        "probe_shift",
-        {"worker": policy},
-        env_params={"late": 1.0},
-        total_env_steps=6 * 48,
-        updates_per_chunk=1,
-        checkpoint_every=1,
-        rollout_length=5,
-        eval_episodes=2,
-    )
-    Trainer(config, tmp_path / "whole", quiet=True).train()
-    Trainer(
-        dataclasses.replace(config, total_env_steps=3 * 48), tmp_path / "parts", quiet=True
-    ).train()
-    Trainer(config, tmp_path / "parts", resume=True, quiet=True).train()
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+def test_a_run_goes_on_from_a_saved_state(normalized, tmp_path):
+    """The checkpoint contains the running returns of episodes that are not over."""
+    learner, start = normalized
+    half, _ = learner.run(with_params(start, constant=1.0, episode_length=5), num_updates=4)
+    assert np.all(half.memory["worker"].discounted_return != 0)
+    with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
+        save(manager, 4, half, {"metrics_size": 0})
+        manager.wait_until_finished()
+        restored, _ = restore(manager, 4, jax.eval_shape(learner.init, jax.random.key(0)))
+    whole, resumed = (learner.run(state, num_updates=4)[0] for state in (half, restored))
+    assert_equal(numbers(whole), numbers(resumed))
 
 
 # --- refusals ---

@@ -26,9 +26,7 @@ def recurrent(memory):
 
 CASES = {
     "A2C": ("probe_signal", tiny_policy("A2C"), 8),
-    "PPO": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS), 8),
     "PPO, many replicas": ("probe_signal", tiny_policy("PPO", **SMALL_STEPS), FEW_REPLICAS + 8),
-    "PPO, GRU": recurrent("gru"),
     "PPO, LSTM": recurrent("lstm"),
     "PPO, minGRU": recurrent("mingru"),
     "DDPG": ("probe_box_signal", tiny_ddpg(), 8),

@@ -10,7 +10,7 @@ from probes import tiny_config, tiny_policy
 from tiny_runs import small_config
 
 from wdjax.kernels.support import listening
-from wdjax.train import A2C, PPO, Trainer, make_learner, traced
+from wdjax.train import A2C, PPO, Trainer, make_learner, traced, with_hypers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -52,22 +52,33 @@ def custom(name, algorithm=PPO, **options):
     return make_learner(tiny_config("probe_signal", {"agent": policy}))
 
 
-def learn(learner, num_updates=3):
-    return learner.run(learner.init(jax.random.key(0)), num_updates)
+def learn(learner, **hypers):
+    """Return (state, metrics) after 3 updates."""
+    return learner.run(with_hypers(learner.init(jax.random.key(0)), **hypers), 3)
+
+
+@pytest.fixture(scope="module")
+def with_reference():
+    return custom("KLPPO")
 
 
 @pytest.mark.slow
-def test_term_of_the_reference_pulls_the_policy_towards_it():
-    metrics = [learn(custom("KLPPO", beta=beta), 10)[1] for beta in (0.0, 100.0)]
-    free, pulled = (float(one["agent/kl_reference"][-1]) for one in metrics)
+def test_term_of_the_reference_pulls_the_policy_towards_it(with_reference):
+    distances = []
+    for beta in (0.0, 100.0):
+        state, _ = learn(with_reference, **{"agent.beta": beta})
+        for _ in range(3):  # the same program
+            state, metrics = with_reference.run(state, 3)
+        distances.append(float(metrics["agent/kl_reference"][-1]))
+    free, pulled = distances
     assert 0 <= pulled < 0.1 * free
 
 
 @pytest.mark.slow
-def test_additional_term_of_weight_0_has_no_effect():
+def test_additional_term_of_weight_0_has_no_effect(with_reference):
     states = [
-        learner.run(learner.init(jax.random.key(0)), 3)[0].policies["agent"].params
-        for learner in (custom("KLPPO", beta=0.0), make_ppo())
+        state.policies["agent"].params
+        for state, _ in (learn(with_reference, **{"agent.beta": 0.0}), learn(make_ppo()))
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *states)
 
@@ -83,6 +94,7 @@ def test_begin_receives_parameters_and_normalizer_of_the_checkpoint(tmp_path, mo
         "policies.agent.algorithm": f"{__name__}:KLPPO",
         "policies.agent.normalize_observation": True,
         "total_env_steps": 2 * 128,
+        "best_metric": "none",  # evaluations take long
     }
     first = Trainer(small_config(**change), tmp_path / "first", quiet=True).train()
     given = first.policies["agent"]
@@ -158,8 +170,9 @@ def test_a_loss_that_reads_another_field_is_refused_with_the_fields_it_may_read(
 @pytest.mark.slow
 def test_a_loss_that_reads_a_name_that_evaluate_lacks_is_refused():
     words = r"its loss reads 'divergence', but new.extra has \['kl'\], and batch.extra has \[\]"
+    learner = custom("NoName")
     with pytest.raises(ValueError, match=words):
-        learn(custom("NoName"))
+        jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
 
 
 def test_a_loss_of_extra_terms_must_be_linear():

@@ -44,19 +44,14 @@ def test_a_recurrent_policy_solves_a_task_that_requires_memory(remembering):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", ["lstm", "mingru"])
-def test_every_memory_solves_it(memory):
-    assert recall(8, memory=memory)[2] > 0.9
+@pytest.mark.parametrize(("algorithm", "memory"), [("PPO", "lstm"), ("A2C", "mingru")])
+def test_every_memory_solves_it(algorithm, memory):
+    assert recall(8, algorithm, memory)[2] > 0.9
 
 
 @pytest.mark.slow
 def test_a_feed_forward_policy_does_not_solve_it():
     assert abs(recall(0)[2]) < 0.3
-
-
-@pytest.mark.slow
-def test_a_recurrent_policy_learns_by_a2c():
-    assert recall(8, "A2C")[2] > 0.9
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def signal_config(**changes):
 @pytest.fixture(scope="module")
 def trained():
     """Return (learner, states after 0, 1, 2 and 3 updates, metrics of each update)."""
-    learner = make_learner(signal_config())
+    learner = make_learner(signal_config(num_blocks=4))
     states, rows = [learner.init(jax.random.key(0))], []
     for _ in range(3):
         state, metrics = learner.update(states[-1])
@@ -133,28 +133,24 @@ def test_no_key_is_used_twice(trained):
 
 
 @SLOW
-def test_a_run_resumes_exactly(tmp_path):
-    config = signal_config(updates_per_chunk=1, total_env_steps=4 * 48, best_metric="none")
+def test_a_run_resumes_exactly(trained, tmp_path):
+    sizes = {"num_blocks": 4, "updates_per_chunk": 1, "total_env_steps": 3 * 48}
+    config = signal_config(**sizes, best_metric="none")
     half = dataclasses.replace(config, total_env_steps=2 * 48)
-    for folder, resume, run in (("a", False, config), ("b", False, half), ("b", True, config)):
-        trainer = Trainer(run, tmp_path / folder, resume=resume, quiet=True, pictures=False)
-        trainer.train()
-    whole, resumed = (load_run(tmp_path / folder)[1] for folder in ("a", "b"))
+    for resume, run in ((False, half), (True, config)):
+        Trainer(run, tmp_path, resume=resume, quiet=True, pictures=False).train()
+    whole = trained[1][3]
     assert whole.policies["agent"].gradient_steps > 0
-    assert_same(resumed, whole)
+    assert_same(load_run(tmp_path)[1], whole)
 
 
 @SLOW
-def test_two_devices_learn_as_one():
+def test_two_devices_learn_as_one(trained):
     if jax.device_count() < 2:
         pytest.skip("needs two devices")
-    one, two = (
-        (learner := make_learner(signal_config(devices=devices, num_blocks=4))).run(
-            learner.init(jax.random.key(0)), num_updates=3
-        )[0]
-        for devices in (1, 2)
-    )
-    assert_same(one.policies, two.policies, rtol=1e-3, atol=1e-5)
+    learner = make_learner(signal_config(devices=2, num_blocks=4))
+    two, _ = learner.run(learner.init(jax.random.key(0)), num_updates=3)
+    assert_same(trained[1][3].policies, two.policies, rtol=1e-3, atol=1e-5)
 
 
 @SLOW
@@ -167,10 +163,14 @@ def test_members_of_a_population_equal_their_solo_runs(trained):
         "agent.temperature_learning_rate": jnp.array([1e-3, 1e-2]),
     }
     states = with_hypers(jax.vmap(learner.init)(keys), **changes)
-    together, _ = jax.vmap(lambda state: learner.run(state, num_updates=num))(states)
+    together, update = states, jax.jit(jax.vmap(learner.update))
+    for _ in range(num):
+        together, _ = update(together)
     for i in range(2):
         own = {name: float(pair[i]) for name, pair in changes.items()}
-        alone, _ = learner.run(with_hypers(learner.init(keys[i]), **own), num_updates=num)
+        alone = with_hypers(learner.init(keys[i]), **own)
+        for _ in range(num):
+            alone, _ = learner.update(alone)
         member = jax.tree.map(lambda leaf, i=i: leaf[i], together.policies)
         assert_same(member, alone.policies, rtol=1e-3, atol=1e-5)
 

@@ -106,13 +106,15 @@ def test_a_schedule_that_outlasts_the_run_is_reported():
 
 @pytest.mark.slow
 def test_resumed_runs_continue_the_schedule(tmp_path):
-    config = small_config(env_schedules={"gravity": GRAVITY})
-    Trainer(config, tmp_path / "whole", quiet=True).train()
-    half = small_config(env_schedules={"gravity": GRAVITY}, total_env_steps=4 * 128)
+    # evaluations and pictures compile other programs
+    same, quiet = {"best_metric": "none"}, {"quiet": True, "pictures": False}
+    config = small_config(env_schedules={"gravity": GRAVITY}, **same)
+    Trainer(config, tmp_path / "whole", **quiet).train()
+    half = small_config(env_schedules={"gravity": GRAVITY}, total_env_steps=4 * 128, **same)
     half = dataclasses.replace(half, env_schedules=make_learner(config).config.env_schedules)
-    Trainer(half, tmp_path / "parts", quiet=True).train()
+    Trainer(half, tmp_path / "parts", **quiet).train()
     again = dataclasses.replace(half, total_env_steps=config.total_env_steps)
-    Trainer(again, tmp_path / "parts", resume=True, quiet=True).train()
+    Trainer(again, tmp_path / "parts", resume=True, **quiet).train()
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 

@@ -67,7 +67,9 @@ def test_every_field_that_takes_a_schedule_takes_fractions():
             "policies.agent.noise_scale": HALF,
         },
     )
-    hypers = make_learner(config).init(jax.random.key(0)).hypers["agent"]
+    learner = make_learner(config)
+    # a program without the rest of the state compiles faster
+    hypers = jax.jit(lambda key: learner.init(key).hypers["agent"])(jax.random.key(0))
     for name in ("learning_rate", "critic_learning_rate", "noise_scale"):
         np.testing.assert_array_equal(hypers[name].env_steps, [0, 30_000, 60_000])
     tag = load_config(
@@ -120,9 +122,11 @@ def test_config_yaml_round_trip():
 def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
     """Also with another length, and runs of wdjax 0.2.0 with the same schedule in env steps."""
     monkeypatch.setattr(Trainer, "draw", lambda self: None)
-    config, steps = small_config(**{RATE: HALF}), ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
+    same = {"best_metric": "none"}  # evaluations compile another program
+    steps = ((0.0, 1e-3), (384.0, 2e-4), (768.0, 0.0))
+    config = small_config(**{RATE: HALF}, **same)
     state = Trainer(config, tmp_path / "a", quiet=True).train()
-    in_steps = Trainer(small_config(**{RATE: steps}), tmp_path / "b", quiet=True).train()
+    in_steps = Trainer(small_config(**{RATE: steps}, **same), tmp_path / "b", quiet=True).train()
     for a, b in zip(
         jax.tree.leaves(state.policies), jax.tree.leaves(in_steps.policies), strict=True
     ):
@@ -134,7 +138,8 @@ def test_a_resumed_run_keeps_its_schedule(tmp_path, monkeypatch):
             longer = Trainer(longer, folder, resume=True, quiet=True)
             assert rate(longer.config) == steps
         assert int(longer.train().num_updates) == 8
-        other = small_config(**{RATE: {"fraction": [[0, 1e-3], [0.4, 2e-4], [1, 0]]}})
+        other = {"fraction": [[0, 1e-3], [0.4, 2e-4], [1, 0]]}
+        other = small_config(**{RATE: other}, **same)
         assert f"{RATE} = [[0.0, 0.001], " in refusal(
             Trainer, other, folder, resume=True, quiet=True
         )

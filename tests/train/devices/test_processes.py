@@ -107,6 +107,7 @@ def two_processes(folder, settings, *arguments):
                 "cartpole_ppo",
                 "--workdir",
                 str(folder),
+                "--no-pictures",
                 *flags,
             ]
             # the flags of the tests, since others round differently; of equal ones the last counts
@@ -169,7 +170,7 @@ def trained_on(source, folder, num_devices, num_updates):
     config = dataclasses.replace(
         load_run_config(source), devices=num_devices, total_env_steps=steps
     )
-    Trainer(config, folder, resume=folder.exists(), quiet=True).train()
+    Trainer(config, folder, resume=folder.exists(), quiet=True, pictures=False).train()
     return folder
 
 
@@ -491,7 +492,8 @@ def test_failed_process_does_not_close_checkpoints_with_others(monkeypatch, tmp_
 @pytest.mark.slow
 def test_deleted_folder_ends_all_processes(tmp_path):
     folder = tmp_path / "run"
-    with two_processes(folder, by_flags, "--total-env-steps", "1000000") as started:
+    arguments = ("--total-env-steps", "1000000", "--best-metric", "none")
+    with two_processes(folder, by_flags, *arguments) as started:
         wait_for_lines(started, folder, 3)
         while folder.exists():
             shutil.rmtree(folder, ignore_errors=True)

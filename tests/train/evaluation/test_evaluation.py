@@ -26,6 +26,8 @@ from wdjax.train.evaluation.episodes import evaluation_metrics
 from wdjax.train.evaluation.evaluate import play_episodes
 from wdjax.train.learning import RunningStatistics
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 COST, TAG, PENALTY = 0.25, 10.0, 5.0  # exact in float32, so that sums are
 
 
@@ -370,7 +372,7 @@ def play_by_hand(learner, state, key, num_episodes):
 
 
 @pytest.mark.slow
-def test_all_features_against_a_loop_over_episodes(quick_compile):
+def test_all_features_against_a_loop_over_episodes():
     learner, state = shop_run()
     episodes = evaluate(learner, state, jax.random.key(4), 6, greedy=True)
     returns, lengths = play_by_hand(learner, state, jax.random.key(4), 6)
@@ -424,7 +426,7 @@ class Uneven(Signal):
 
 
 @pytest.mark.slow
-def test_nothing_counts_after_a_time_limit(monkeypatch, quick_compile):
+def test_nothing_counts_after_a_time_limit(monkeypatch):
     """Truncated replicas are still stepped until the others end."""
     monkeypatch.setitem(envs._REGISTRY, "uneven", Uneven)
     params = {"constant": 1.0, "episode_length": 99, "same_signal": True}

@@ -62,19 +62,17 @@ def run():
     return learner, always(learner, learner.init(jax.random.key(0)), tagger=0, runner=0)
 
 
-def tags(cells):
-    return {cell: float(episodes.episode_info["tags"].mean()) for cell, episodes in cells.items()}
-
-
 @pytest.mark.slow
 def test_scripts_beat_random_play(run):
-    cells = tags(cross_play(*run, KEY, 64, opponents=["random", "chase_nearest", "flee_nearest"]))
-    assert len(cells) == 9  # a script plays its own group only
-    assert 0.1 < cells["random", "random"] < 0.6
-    assert cells["chase_nearest", "random"] > 0.95
-    assert cells["random", "flee_nearest"] < 0.5 * cells["random", "random"]
-    assert cells["chase_nearest", "trained"] == 1.0  # a runner that stands still in its corner
-    assert cells["trained", "trained"] == cells["trained", "flee_nearest"] == 0.0
+    def tags(tagger, runner=None):
+        players = {"tagger": tagger} | ({"runner": runner} if runner else {})
+        return float(evaluate(*run, KEY, 64, players=players).episode_info["tags"].mean())
+
+    by_chance = tags("random", "random")
+    assert 0.1 < by_chance < 0.6
+    assert tags("chase_nearest", "random") > 0.95
+    assert tags("random", "flee_nearest") < 0.5 * by_chance
+    assert tags("chase_nearest") == 1.0  # the runner stands still in its corner
 
 
 @pytest.mark.slow
@@ -120,11 +118,11 @@ def test_checkpoints_and_equal_runs_share_programs(run):
     players = [
         Player(f"step {i}", again, always(again, state, tagger=i, runner=i)) for i in (1, 2, 3)
     ]
-    cross_play(learner, state, KEY, 16, opponents=["random"])
+    cross_play(learner, state, KEY, 16, opponents=["chase_nearest"])
     before = play_episodes._cache_size()
-    cells = cross_play(again, state, KEY, 16, opponents=["random", *players])
+    cells = cross_play(again, state, KEY, 16, opponents=["chase_nearest", *players])
     assert play_episodes._cache_size() == before
-    assert len(cells) == 25
+    assert len(cells) == 5 * 4  # a script plays its own group only
     assert (
         len(
             {
@@ -155,8 +153,9 @@ def test_policy_of_both_groups_has_a_role_in_each():
         "rest",
     ]
     state = learner.init(jax.random.key(0))
-    cells = cross_play(learner, state, KEY, 8, opponents=["random"])
-    assert len(cells) == 8
+    opponents = {name: ["random"] for name in ("mixed/tagger", "rest")}
+    cells = cross_play(learner, state, KEY, 8, opponents=opponents)
+    assert len(cells) == 4
     episodes = cells["trained", "random", "trained"]
     assert episodes.agent_return["mixed/tagger"].shape == (8, 1)
     both = episodes.episode_return["mixed/tagger"] + episodes.episode_return["rest"]
@@ -236,8 +235,8 @@ def test_custom_script(run):
     def second(env, state, params, key):
         return jnp.int32(1)
 
-    cells = cross_play(alone, state, KEY, 4, opponents=["random", first, second])
-    assert list(cells) == [("trained",), ("random",), ("first",), ("second",)]
+    cells = cross_play(alone, state, KEY, 4, opponents=[first, second])
+    assert list(cells) == [("trained",), ("first",), ("second",)]
     np.testing.assert_array_equal(cells["first",].episode_return["agent"], -1.0)
     np.testing.assert_array_equal(cells["second",].episode_return["agent"], 1.0)
 
@@ -254,10 +253,10 @@ def test_deterministic_and_gaussian_policies_meet():
     (ppo, a), (ddpg, b) = [
         (learner, learner.init(jax.random.key(i))) for i, learner in enumerate(runs)
     ]
-    cells = cross_play(
-        ppo, a, KEY, 16, opponents=["random", Player("ddpg", ddpg, b)]
-    )  # drawn: some lie outside
-    assert len(cells) == 9
+    other = Player("ddpg", ddpg, b)
+    opponents = {"pilot": [other], "clerk": ["random", other]}
+    cells = cross_play(ppo, a, KEY, 16, opponents=opponents)  # drawn: some lie outside
+    assert len(cells) == 6
     assert all(episodes.episode_info["outside"].sum() == 0 for episodes in cells.values())
     assert all(episodes.episode_info["forbidden"].sum() == 0 for episodes in cells.values())
     alone, there = evaluate(ddpg, b, KEY, 16), cells["ddpg", "ddpg"]
@@ -316,17 +315,18 @@ def test_player_is_a_run_or_a_script(run):
 @pytest.mark.slow
 def test_actions_of_scripts_are_kept_inside_their_space(run):
     """Larger actions become the last one, smaller ones the first."""
-    for action, nearest in ((99, 4), (-9, 0)):
-        wild, tame = (
-            evaluate(
-                *run,
-                KEY,
-                8,
-                players={"runner": runners(lambda *_, action=one: jnp.full(1, action))},
-            )
-            for one in (action, nearest)
-        )
-        np.testing.assert_array_equal(wild.episode_length, tame.episode_length)
+
+    def alternating(even, odd):
+        def act(env, state, params, key):
+            return jnp.where(state.time % 2 == 0, even, odd)[None]
+
+        return {"runner": runners(act)}
+
+    wild, tame = (
+        evaluate(*run, KEY, 8, players=alternating(*actions)) for actions in ((99, -9), (4, 0))
+    )
+    np.testing.assert_array_equal(wild.episode_length, tame.episode_length)
+    np.testing.assert_array_equal(wild.episode_return["runner"], tame.episode_return["runner"])
 
 
 @pytest.mark.slow
@@ -397,7 +397,7 @@ def test_other_environments_are_refused(run):
     ],
 )
 def test_players_get_the_observations_of_their_training(name, shown):
-    """Each pair of runs has the same results, bit for bit, in the environment of either run."""
+    """A pair of runs has the same results, bit for bit, in the environment of either run."""
     policies = {"tagger": tiny_policy("A2C"), "runner": tiny_policy("A2C")}
     rules = (
         GRID
@@ -411,11 +411,12 @@ def test_players_get_the_observations_of_their_training(name, shown):
     plain, other = [
         (learner, learner.init(jax.random.key(i))) for i, learner in enumerate(learners)
     ]
-    cells = cross_play(*plain, KEY, 8, opponents=[Player("other", *other)], name="plain")
-    again = cross_play(*other, KEY, 8, opponents=[Player("plain", *plain)], name="other")
+    runner, tagger = Player("other", *other), Player("plain", *plain)
+    cells = cross_play(*plain, KEY, 8, opponents={"runner": [runner]}, name="plain")
+    there = evaluate(*other, KEY, 8, players={"tagger": tagger})
     assert len({float(episodes.agent_return["runner"].sum()) for episodes in cells.values()}) > 1
-    for cell, episodes in cells.items():
-        jax.tree.map(np.testing.assert_array_equal, vars(episodes), vars(again[cell]))
+    here = cells["plain", "other"]
+    jax.tree.map(np.testing.assert_array_equal, vars(here), vars(there))
     episode = record_episode(*plain, KEY, players={"runner": Player("other", *other)})
     assert {role: shown["probs"].shape[1] for role, shown in episode.choice.items()} == plain[
         0

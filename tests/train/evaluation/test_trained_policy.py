@@ -67,6 +67,11 @@ def normalised():
     return a_policy(**NORMALISED)
 
 
+@pytest.fixture(scope="module")
+def recurrent():
+    return a_policy(**RECURRENT)
+
+
 @pytest.mark.slow
 def test_policy_acts_as_in_an_episode_of_the_run(normalised):
     learner, state, policy = normalised
@@ -101,8 +106,8 @@ def test_unknown_policy_is_refused(normalised):
 
 
 @pytest.mark.slow
-def test_memory_is_passed_from_step_to_step():
-    policy = a_policy(**RECURRENT)[2]
+def test_memory_is_passed_from_step_to_step(recurrent):
+    policy = recurrent[2]
     empty = policy.init_memory(3, 2)
     assert {leaf.shape for leaf in jax.tree.leaves(empty)} == {(3, 2, 4)}
     action, first = policy.act(OBS)
@@ -187,7 +192,7 @@ def test_loaded_policy_refuses_wrong_observations(normalised, obs, words):
 
 
 @pytest.mark.slow
-def test_loaded_policy_refuses_memory_of_other_agents():
-    policy = a_policy(**RECURRENT)[2]
+def test_loaded_policy_refuses_memory_of_other_agents(recurrent):
+    policy = recurrent[2]
     with pytest.raises(ValueError, match=r"^memory shapes = \(\(2, 4\), \(2, 4\)\): must be"):
         policy.act(OBS, policy.init_memory(2))

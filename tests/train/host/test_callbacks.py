@@ -315,7 +315,7 @@ def test_callback_ends_a_run(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("quick_compile", "no_pictures")
 def test_goal_ends_a_run(tmp_path):
     config = small_config(stop_at={"episode_length": 1, "eval/agent/episode_return": 1})
     trainer = Trainer(config, tmp_path, quiet=True)

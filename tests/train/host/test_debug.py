@@ -25,9 +25,17 @@ def plain(tree):
     )
 
 
+@pytest.fixture
+def unchecked_env(monkeypatch):
+    """Skip `check_env`, which takes seconds."""
+    monkeypatch.setattr("wdjax.train.trainer.check_env", lambda env, params: None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_debug_names_the_line_that_produces_nan(devices, tmp_path):
+def test_debug_names_the_line_that_produces_nan(devices, tmp_path, request):
+    if devices == 2:
+        request.getfixturevalue("unchecked_env")
     config = toy_clock.run_config(updates_per_chunk=6, devices=devices)
     with pytest.raises(
         BadNumbersError, match="update 4: non-finite rewards of policy 'agent'"
@@ -42,6 +50,7 @@ def test_debug_names_the_line_that_produces_nan(devices, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_env")
 def test_debug_checks_assertions_of_the_environment(tmp_path):
     config = toy_clock.run_config(env_params={"last_step": 300}, total_env_steps=1)
     Trainer(config, tmp_path / "quiet", quiet=True).train()
@@ -52,6 +61,7 @@ def test_debug_checks_assertions_of_the_environment(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_env")
 def test_debug_does_not_change_the_results(tmp_path):
     config = toy_clock.run_config(
         "PPO", evaluate_every=1, eval_episodes=2, total_env_steps=toy_clock.STEPS_OF_UPDATE

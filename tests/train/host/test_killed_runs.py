@@ -11,4 +11,5 @@ pytestmark = pytest.mark.slow
 def test_killed_and_resumed_runs_are_equal(seed, name, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(jax.config.jax_compilation_cache_dir))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    assert compare(name, kills=5, seed=seed, folder=tmp_path) == []
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    assert compare(name, kills=4, seed=seed, folder=tmp_path) == []

@@ -13,7 +13,10 @@ from wdjax.train import Trainer, load_run, read_metrics
 from wdjax.train.evaluation import best
 from wdjax.train.host import programs as chunks
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compile", "no_pictures")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("quick_compile", "no_pictures"),
+]
 
 
 def signal_before(function, number, call=1):

@@ -7,6 +7,7 @@ interpreted kernels. This command trains them on a card:
 """
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -157,34 +158,41 @@ OVERRIDES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
 
 
 @contextlib.contextmanager
-def overriding(name: str | None, **changes: Any) -> Iterator[Learner]:
-    """Yield the learner of a small run with an override, or without one for None."""
-    own, patch = OVERRIDES[name] if name else ({}, NOTHING)
-    with patch():
-        yield make_learner(load_config("cartpole_ppo", **{**SIZE, **own, **changes}))
+def overriding(*names: str, **changes: Any) -> Iterator[Learner]:
+    """Yield the learner of a small run with overrides."""
+    with contextlib.ExitStack() as patches:
+        for name in names:
+            own, patch = OVERRIDES[name]
+            if repeated := own.keys() & changes.keys():
+                raise ValueError(f"two overrides change {', '.join(repeated)}")
+            changes |= own
+            patches.enter_context(patch())
+        yield make_learner(load_config("cartpole_ppo", **{**SIZE, **changes}))
 
 
-def train(name: str | None, **changes: Any) -> tuple[Any, Any]:
+def train(*names: str, **changes: Any) -> tuple[Any, Any]:
     """Return the parameters after UPDATES updates, and the initial ones."""
-    with overriding(name, **changes) as learner:
+    with overriding(*names, **changes) as learner:
         start = learner.init(jax.random.key(0))
         last, _ = learner.run(start, num_updates=UPDATES)
     return jax.device_get((last.policies["agent"].params, start.policies["agent"].params))
 
 
-def compare_override(name: str) -> str:
-    """Train an override with and without kernels. Return the distance of their parameters as text.
+@functools.cache
+def built_in() -> Any:
+    """Return the parameters of training without overrides and kernels."""
+    return train(kernels=False)[0]
+
+
+def compare_override(*names: str) -> str:
+    """Train overrides with and without kernels. Return the distance of their parameters as text.
 
     Raises:
         RuntimeError: if it exceeds PARAMETERS, or a quarter of the effect of the
-            override.
+            overrides.
     """
-    (by_kernels, _), plain, (built_in, _) = (
-        train(name),
-        train(name, kernels=False),
-        train(None, kernels=False),
-    )
-    apart, effect = (parameter_distance(params, *plain) for params in (by_kernels, built_in))
+    (by_kernels, _), plain = train(*names), train(*names, kernels=False)
+    apart, effect = (parameter_distance(params, *plain) for params in (by_kernels, built_in()))
     text = f"{apart:.1e} from plain XLA, which differs by {effect:.1e} from the built-in function"
     if not apart <= PARAMETERS <= effect / 4:
         raise RuntimeError(text)

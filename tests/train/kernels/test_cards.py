@@ -64,8 +64,11 @@ def update_of(preset, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "card"),
+    # the other ones contain the same primitives in larger blocks
+    [*(("narrow", card) for card in CARDS), ("wide", CARDS[0]), ("streamed", CARDS[-1])],
+)
 def test_update_lowers_for_every_gpu(program, card, as_on_a_gpu):
     preset, changes, kernels = PROGRAMS[program]
     assert kernels_in(lowered(*update_of(preset, **changes), card=card)) == kernels

@@ -200,10 +200,17 @@ def test_patched_normalization_uses_plain_xla(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
+def test_kernels_lower_for_every_gpu(card):
+    text = lowered(functools.partial(results, normalize, "relu"), *operands(64), card=card)
+    assert kernels_in(text) == {"normalize", "normalize_back"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["cartpole_pqn", "cartpole_dqn"])
-def test_gradients_use_kernels_on_gpus(preset, card, as_on_a_gpu):
+def test_gradients_use_kernels_on_gpus(preset, as_on_a_gpu):
+    learner, state = learner_of(preset, layer_norm=True)
     with listening() as decisions:
-        text = update_text(card, preset, layer_norm=True)
+        text = lowered(lambda state: learner.update(state), state)
     assert decisions[PART] is None
     assert {"normalize", "normalize_back"} <= kernels_in(text)
 
@@ -230,21 +237,27 @@ def test_acting_uses_a_kernel_on_gpus(preset, as_on_a_gpu):
             {"compute_dtype": "bfloat16"},
             {PART: "its layers are bfloat16: kernels support float32"},
         ),
-        ({"hidden_sizes": []}, {}),
+        ({"hidden_sizes": ()}, {}),
         ({"layer_norm": False}, {}),
     ],
 )
-def test_other_networks_use_plain_xla(changes, decision, as_on_a_gpu):
-    with listening() as decisions:
-        text = update_text(CARDS[0], "cartpole_pqn", **changes)
-    assert not any(name.startswith("normalize") for name in kernels_in(text))
-    assert {name: why for name, why in decisions.items() if "normalization" in name} == decision
+def test_other_networks_use_plain_xla(changes, decision):
+    config = NetworkConfig(**{"hidden_sizes": (24, 16), "layer_norm": True, **changes})
+    network = MLP(5, config, rngs=nnx.Rngs(1))
+    assert traced_with(network) == (decision, set())
 
 
-def test_custom_hidden_layers_use_plain_xla(as_on_a_gpu, monkeypatch):
+def test_custom_hidden_layers_use_plain_xla(monkeypatch):
+    assert traced_with(mlp()) == ({PART: None}, {"normalize", "normalize_back"})
     monkeypatch.setattr(MLP, "__call__", lambda self, inputs: self.norm_0(self.layer_0(inputs)))
-    text = update_text(CARDS[0], "cartpole_pqn")
-    assert not any(name.startswith("normalize") for name in kernels_in(text))
+    assert traced_with(mlp()) == ({}, set())
+
+
+def traced_with(network):
+    """Return the decisions and the kernels of a network whose gradient is computed."""
+    with listening() as decisions, kernels_for("agent"):
+        text = lowered(jax.grad(lambda rows: jnp.sum(network(rows))), jnp.ones((3, 5)))
+    return decisions, kernels_in(text)
 
 
 def kernels_in(text):
@@ -257,9 +270,3 @@ def learner_of(preset, **network):
     small = {"num_envs": 4, "rollout_length": 8, "devices": 1, "num_blocks": 1}
     learner = make_learner(load_config(preset, **small, **changes))
     return learner, jax.eval_shape(learner.init, jax.random.key(0))
-
-
-def update_text(card, preset, **network):
-    """Return the text of an update with a changed network, lowered for a GPU."""
-    learner, state = learner_of(preset, **network)
-    return lowered(lambda state: learner.update(state), state, card=card)

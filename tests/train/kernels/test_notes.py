@@ -17,12 +17,14 @@ from wdjax.train.state.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
+SLOW = [("one_tower", True), ("one_tower", False), ("encoder", True), ("wide", True)]
+SLOW += [("wide", False), ("streamed", True)]
 
-@pytest.mark.parametrize("with_action", [True, False])
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) for n in ("one_tower", "encoder", "wide", "streamed")]
-    + ["two_towers"],
+    ("name", "with_action"),
+    [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+    + [("two_towers", True), ("two_towers", False)],
 )
 def test_kernel_computes_values_and_log_probabilities_of_given_actions(name, with_action):
     policy, state, _, tolerance = make_case(name)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cards import for_card, lowered
-from overriding import compare_override, overriding
+from overriding import OVERRIDES, compare_override, overriding
 from test_rollout_kernel import assert_same, both, limit, preset
 
 import wdjax
@@ -61,17 +61,17 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
 
-def payloads(name):
-    """Return kernel -> texts of its programs, in an update in which a function is overridden."""
-    with overriding(name, **SMALL) as learner:
+def payloads(*names, **changes):
+    """Return kernel -> texts of its programs, in an update in which functions are overridden."""
+    with overriding(*names, **{**SMALL, **changes}) as learner:
         return payloads_of(learner)
 
 
-def payloads_of(learner):
+def payloads_of(learner, run="update"):
     before = jax.config.jax_traceback_in_locations_limit
     jax.config.update("jax_traceback_in_locations_limit", 0)  # no file names in the text
     try:
-        text = lowered(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
+        text = lowered(getattr(learner, run), jax.eval_shape(learner.init, jax.random.key(0)))
     finally:
         jax.config.update("jax_traceback_in_locations_limit", before)
     found = {}
@@ -90,19 +90,9 @@ def how(kernel, found, built_in):
 
 
 @pytest.mark.slow
-def test_no_kernel_computes_the_built_in_network_in_place_of_a_custom_one():
-    assert payloads("network").keys() == {"scan_replicas"}  # which is traced from the custom one
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by_step", [False, True], ids=["whole_rollouts", "step_by_step"])
-def test_no_kernel_computes_a_function_that_is_overridden(by_step, monkeypatch):
-    if by_step:
-        monkeypatch.setattr(rollout, "MAX_AGENTS", 0)
-        monkeypatch.setattr(rollout, "MAX_OPERATIONS", 0)  # no kernel for steps
-    place, playing = (1, "act") if by_step else (0, "scan_replicas")
-    kernels = (playing, "gradient", "note")
-    built_in = payloads(None)
+def test_no_kernel_computes_a_function_that_is_overridden():
+    kernels = ("scan_replicas", "gradient", "note")
+    built_in = payloads()
     assert built_in.keys() == {*kernels, "act"}  # the first step is before a whole rollout
     found = {name: payloads(name) for name in EXPECTED}
     for name, programs in found.items():
@@ -110,14 +100,31 @@ def test_no_kernel_computes_a_function_that_is_overridden(by_step, monkeypatch):
         for kernel, texts in programs.items():
             # with a custom act, only values are noted
             assert texts <= built_in[kernel] or not texts & built_in[kernel], (name, kernel)
+    assert found["network"].keys() == {"scan_replicas"}  # which is traced from the custom one
     ways = {
         name: tuple(how(kernel, programs, built_in) for kernel in kernels)
         for name, programs in found.items()
     }
-    expected = {name: (way[place], *way[2:]) for name, way in EXPECTED.items()}
-    if by_step:  # acting notes values, and these advantages read no value after the last step
-        expected["advantages"] = (SAME, SAME, NONE)
-    assert ways == expected
+    assert ways == {name: (way[0], *way[2:]) for name, way in EXPECTED.items()}
+
+
+@pytest.mark.slow
+def test_no_kernel_acts_in_place_of_a_function_that_is_overridden(monkeypatch):
+    monkeypatch.setattr(rollout, "MAX_AGENTS", 0)
+    monkeypatch.setattr(rollout, "MAX_OPERATIONS", 0)  # no kernel for steps
+
+    def programs_of(*names):
+        with overriding(*names, **SMALL) as learner:
+            return payloads_of(learner, "rollout")
+
+    built_in = programs_of()
+    assert built_in.keys() == {"act"}  # which notes values
+    found = {name: programs_of(name) for name in EXPECTED}
+    for name, programs in found.items():
+        texts = programs.get("act", set())
+        assert texts <= built_in["act"] or not texts & built_in["act"], name
+    ways = {name: how("act", programs, built_in) for name, programs in found.items()}
+    assert ways == {name: way[1] for name, way in EXPECTED.items()}
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +185,7 @@ class ByKeys(PPO):
 @pytest.mark.slow
 def test_act_that_needs_keys_is_scanned():
     changes = {"policies.agent.algorithm": f"{__name__}:ByKeys"}
-    custom = overriding(None, **{**SMALL, **changes})
+    custom = overriding(**{**SMALL, **changes})
     with listening() as decisions, custom as learner, for_card():
         jax.eval_shape(learner.update, jax.eval_shape(learner.init, jax.random.key(0)))
     assert "whole rollouts" in decisions
@@ -231,8 +238,7 @@ def test_custom_environments_with_groups_keep_their_kernels(registry):
     kernels = {"act": 2, "scan_replicas": 1, "note": 3, "gradient": 2}  # A2C notes only the last
     assert count_of(dataclasses.replace(ring, policies=flat, **OWN)) == kernels
     kernels = {"act": 2, "note": 1, "gradient": 1, "nearest_neighbors": 1}  # runners never learn
-    for encoder in ("nearby", "flat"):
-        assert count_of(dataclasses.replace(own_network.game(encoder), **OWN)) == kernels
+    assert count_of(dataclasses.replace(own_network.game("nearby"), **OWN)) == kernels
 
 
 def count_of(config):
@@ -256,8 +262,23 @@ def interpreted(monkeypatch):
     return names
 
 
+# Two in each run. The kernels that are replaced because of one do not depend on the other, but a
+# custom part of the network always replaces the kernel that learns.
+PAIRS = [
+    ("network", "activation"),
+    ("distribution", "apply"),
+    ("encoder", "advantages"),
+    ("policy_loss", "step"),
+    ("act", "reset"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPECTED)
-def test_kernels_and_plain_xla_train_overrides_alike(name, interpreted, quick_compile):
-    compare_override(name)  # raises if they differ
+@pytest.mark.parametrize("names", PAIRS, ids="+".join)
+def test_kernels_and_plain_xla_train_overrides_alike(names, interpreted, quick_compile):
+    compare_override(*names)  # raises if they differ
     assert interpreted
+
+
+def test_every_override_is_trained():
+    assert sorted(name for pair in PAIRS for name in pair) == sorted(OVERRIDES) == sorted(EXPECTED)

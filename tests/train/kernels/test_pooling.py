@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,13 @@ from flax import nnx
 
 from wdjax.kernels import pooling
 from wdjax.kernels.activations import SLOPES
-from wdjax.kernels.support import listening
+from wdjax.kernels.support import kernels_for, listening
 from wdjax.spaces import Box
 from wdjax.train import load_config, make_learner
+from wdjax.train.config.schema import NetworkConfig
 from wdjax.train.networks import encoders
 from wdjax.train.networks import pooling as networks
-from wdjax.train.networks.actor_critic import MLP
+from wdjax.train.networks.actor_critic import MLP, Trunk
 from wdjax.train.networks.pooling import POOLS, pool_sets, run_layers
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -65,9 +67,15 @@ def results(function, pool, layers, others, present, activation="relu"):
     return jax.jit(jax.grad(total, (0, 1), has_aux=True))(layers, others)
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("pool", "depth"), [("max", 1), ("max", 3), ("mean", 2), ("sum", 1), ("sum", 3)]
+)
 def test_kernels_agree_with_plain_xla(pool, depth, interpreted):
     found, expected = (results(f, pool, *operands(depth)) for f in (pool_sets, plain))
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
@@ -126,54 +134,38 @@ def test_unsupported_sizes_have_a_reason(sizes, reason):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
+def test_kernels_lower_for_every_gpu(card):
+    function = functools.partial(results, pool_sets, "max")
+    assert {"pool_sets", "pool_sets_back"} <= kernels_in(lowered(function, *operands(2), card=card))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_trunk", [True, False])
-def test_updates_of_policies_with_set_encoders_use_kernels_on_gpus(card, shared_trunk, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def test_updates_of_policies_with_set_encoders_use_kernels_on_gpus(shared_trunk, as_on_a_gpu):
+    network = {"encoder": "deep_sets", "hidden_sizes": [32], "shared_trunk": shared_trunk}
     with listening() as decisions:
-        text = update_text(card, shared_trunk=shared_trunk)
+        text = update_text("tag_small", "runner", network, **{"policies.tagger.trainable": False})
     assert {name: why for name, why in decisions.items() if "runner" in name} == {
         "acting of runner": None,
         "set encoder of runner": None,
         "learning of runner": None,
     }
-    assert "pool_sets_back" in text
+    assert "pool_sets_back" in kernels_in(text)
 
 
 @pytest.mark.slow
-def test_custom_set_encoders_use_plain_xla(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def test_updates_of_recurrent_policies_use_kernels_for_hidden_layers_on_gpus(as_on_a_gpu):
+    network = {"recurrent_size": 16, "hidden_sizes": [64, 64]}
     with listening() as decisions:
-        text = update_text(CARDS[0], encoder_options={"width": 24})
-    assert "pool_sets" not in text
-    assert decisions["set encoder of runner"] == "width 24: kernels support 16, 32, 64, 128"
+        text = update_text("cartpole_ppo", "agent", network)
+    assert decisions["hidden layers of agent"] is None
+    assert "pool_sets_back" in kernels_in(text)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({}, {"hidden layers of agent": None}),
-        ({"hidden_sizes": [32, 64]}, {}),
-        ({"layer_norm": True}, {}),
-        ({"activation": "gelu"}, {}),
-        ({"compute_dtype": "bfloat16"}, {}),
-        ({"encoder": "fourier"}, {}),
-    ],
-)
-def test_hidden_layers_of_recurrent_policies_use_kernels_on_gpus(changes, part, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    network = {"recurrent_size": 16, "hidden_sizes": [64, 64], **changes}
-    with listening() as decisions:
-        text = text_of("cartpole_ppo", "agent", network)
-    assert ("pool_sets_back" in text) == bool(part)
-    assert {name: why for name, why in decisions.items() if "hidden" in name} == part
-
-
-@pytest.mark.slow
-def test_custom_hidden_layers_use_plain_xla(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(MLP, "__call__", lambda self, inputs: self.layer_0(inputs))
-    assert "pool_sets" not in text_of("cartpole_ppo", "agent", {"recurrent_size": 16})
+def traced(function, *arguments):
+    """Return the jaxpr of a call, as text, and the decisions about kernels."""
+    with listening() as decisions, kernels_for("runner"):
+        return str(jax.make_jaxpr(lambda *arguments: function(*arguments))(*arguments)), decisions
 
 
 def without_last_relu(self, rows):
@@ -181,19 +173,55 @@ def without_last_relu(self, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replaced", ["layers", "parts"])
-def test_replaced_parts_of_set_encoders_use_plain_xla(replaced, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    if replaced == "layers":
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ("nothing", None),
+        ("width", "width 24: kernels support 16, 32, 64, 128"),
+        ("layers", "it is custom"),
+        ("parts", "its layers are custom"),
+    ],
+)
+def test_custom_set_encoders_use_plain_xla(changed, reason, monkeypatch):
+    if changed == "layers":
         monkeypatch.setattr(encoders.SetLayers, "__call__", without_last_relu)
-        reason = "it is custom"
-    else:
+    elif changed == "parts":
         monkeypatch.setattr(encoders.nnx.Linear, "__call__", lambda self, x: x @ self.kernel[...])
-        reason = "its layers are custom"
-    with listening() as decisions:
-        text = update_text(CARDS[0])
-    assert "pool_sets" not in text
-    assert decisions["set encoder of runner"] == reason
+    split = lambda obs: (obs[..., None], obs > 0, obs)  # noqa: E731
+    width = 24 if changed == "width" else 32
+    encoder = encoders.DeepSets(Box(-1.0, 1.0, (3,)), width, 2, split=split, rngs=nnx.Rngs(0))
+    text, decisions = traced(encoder, jnp.ones((4, 3)))
+    assert decisions == {"set encoder of runner": reason}
+    assert ("pool_sets" in text) == (reason is None)
+
+
+def one_layer(self, inputs):
+    return self.layer_0(inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "by_kernel"),
+    [
+        ({}, True),
+        ({"hidden_sizes": (32, 64)}, False),
+        ({"layer_norm": True}, False),
+        ({"activation": "gelu"}, False),
+        ({"compute_dtype": "bfloat16"}, False),
+        ({"encoder": "fourier"}, False),
+        (None, False),  # custom layers
+    ],
+)
+def test_other_hidden_layers_of_recurrent_policies_use_plain_xla(changes, by_kernel, monkeypatch):
+    if changes is None:
+        monkeypatch.setattr(MLP, "__call__", one_layer)
+    sizes = {"recurrent_size": 16, "hidden_sizes": (64, 64), **(changes or {})}
+    trunk = Trunk(Box(-1.0, 1.0, (3,)), NetworkConfig(**sizes), rngs=nnx.Rngs(0))
+    carry = trunk.cell.empty((4,))
+    text, decisions = traced(trunk.unroll, jnp.ones((5, 4, 3)), carry, jnp.zeros((5, 4), bool))
+    assert ("pool_sets" in text) == by_kernel
+    assert ("hidden layers of runner" in decisions) == by_kernel
+    assert not any(why for name, why in decisions.items() if "hidden" in name)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -204,16 +232,15 @@ def test_sets_without_elements_have_the_features_zero(pool):
     np.testing.assert_array_equal(encoder(jnp.ones((2, 3)))[:, :16], 0.0)
 
 
-def update_text(card, **network):
-    """Return the text of an update of Tag with a set encoder, lowered for a GPU."""
-    network = {"encoder": "deep_sets", "hidden_sizes": [32], **network}
-    return text_of("tag_small", "runner", network, card)
+def kernels_in(text):
+    """Return the names of kernels in the text of a program."""
+    return set(re.findall(r'name = "(pool_sets\w*)"', text))
 
 
-def text_of(preset, policy, network, card=CARDS[0]):
+def update_text(preset, policy, network, **changes):
     """Return the text of an update with a changed network, lowered for a GPU."""
-    changes = {f"policies.{policy}.network.{name}": value for name, value in network.items()}
+    changes |= {f"policies.{policy}.network.{name}": value for name, value in network.items()}
     small = {"num_envs": 4, "rollout_length": 4, "devices": 1, "num_blocks": 1}
     learner = make_learner(load_config(preset, **small, **changes))
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    return lowered(lambda state: learner.update(state), state, card=card)
+    return lowered(lambda state: learner.update(state), state)

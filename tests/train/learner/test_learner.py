@@ -1,7 +1,6 @@
 """The learner's functions: runs in parts, no state, no donation, no recompilation, metrics."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +25,13 @@ STEPS = 8 * 6  # env steps of an update
 GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
 
 
-@pytest.fixture(
-    scope="module", params=["quickly", pytest.param("as users do", marks=pytest.mark.slow)]
-)
+USERS = pytest.param("as users do", marks=pytest.mark.slow)
+# Slow tests need one learner only. `USERS` is first in both lists: pytest groups tests by the
+# position of a parameter, and so creates each learner once.
+as_users_do = pytest.mark.parametrize("learner", [USERS], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=[USERS, "quickly"])
 def learner(request):
     """One agent, PPO, time limits. Slow tests compile it with all optimizations."""
     before = jax.config.read("jax_disable_most_optimizations")
@@ -60,14 +63,19 @@ def assert_equal(a, b):
 # --- runs ---
 
 
-@pytest.mark.slow
-def test_run_in_parts_equals_one_run(learner, state):
-    whole, metrics = learner.run(state, num_updates=4)
-    half, first = learner.run(state, num_updates=2)
-    end, second = learner.run(half, num_updates=2)
-    assert_equal(end, whole)
-    assert_equal(jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second), metrics)
-    assert whole.num_updates == 4
+@as_users_do
+def test_run_in_parts_equals_single_updates(learner, state):
+    """Bit for bit, although they are two programs."""
+    half, first = learner.run(state, num_updates=4)
+    end, second = learner.run(half, num_updates=4)
+    one, rows = state, []
+    for _ in range(8):
+        one, metrics = learner.update(one)
+        rows.append(metrics)
+    assert_equal(end, one)
+    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second)
+    assert_equal(joined, jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows))
+    assert end.num_updates == 8
 
 
 def test_wrong_arguments_are_refused(learner, state):
@@ -84,21 +92,7 @@ def test_wrong_arguments_are_refused(learner, state):
         learner.run(state)
 
 
-@pytest.mark.slow
-def test_single_updates_equal_a_run(learner, state):
-    one, rows = state, []
-    for _ in range(2):
-        one, metrics = learner.update(one)
-        rows.append(metrics)
-    run, metrics = learner.run(state, num_updates=2)
-    # two programs: bit for bit as users compile them
-    rtol = 1e-5 if jax.config.read("jax_disable_most_optimizations") else 0
-    for a, b in ((one, run), (jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows), metrics)):
-        same = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol / 10)
-        jax.tree.map(same, plain(a), plain(b))
-
-
-@pytest.mark.slow
+@as_users_do
 def test_a_rollout_is_the_one_that_an_update_learns_from(learner, state):
     before = plain(state)
     after, rollout = learner.rollout(state)
@@ -116,7 +110,7 @@ def test_a_rollout_is_the_one_that_an_update_learns_from(learner, state):
     )
 
 
-@pytest.mark.slow
+@as_users_do
 def test_a_saved_state_loads_as_a_run(learner, state, tmp_path):
     after, _ = learner.update(state)
     row = {"updates": 1, "env_steps": STEPS}
@@ -206,7 +200,7 @@ def test_nothing_recompiles(learner, state):
 # --- metrics ---
 
 
-@pytest.mark.slow
+@as_users_do
 def test_metrics_have_one_number_per_update(learner, state):
     _, metrics = learner.run(state, num_updates=4)
     assert all(leaf.shape == (4,) for leaf in jax.tree.leaves(metrics))
@@ -219,18 +213,18 @@ def test_metrics_have_one_number_per_update(learner, state):
     } <= set(metrics)
 
 
-@pytest.mark.slow
+@as_users_do
 def test_schedules_count_env_steps(learner, state):
     _, metrics = learner.run(state, num_updates=4)
     (start, first), (end, last) = FALLING
     expected = np.interp(np.arange(4) * STEPS, [start, end], [first, last])
     np.testing.assert_allclose(metrics["agent/learning_rate"], expected, rtol=1e-6)
-    _, later = learner.run(state.replace(num_updates=jnp.int32(150)), num_updates=2)
-    expected = np.interp((150 + np.arange(2)) * STEPS, [start, end], [first, last])
+    _, later = learner.run(state.replace(num_updates=jnp.int32(150)), num_updates=4)
+    expected = np.interp((150 + np.arange(4)) * STEPS, [start, end], [first, last])
     np.testing.assert_allclose(later["agent/learning_rate"], expected, rtol=1e-6)
 
 
-@pytest.mark.slow
+@as_users_do
 def test_episodes_are_counted_where_they_end(learner, state):
     # 6 steps a rollout, 8 replicas: an episode of 4 steps ends after 4, 8, 12, 16, 20, 24
     _, metrics = learner.run(state, num_updates=4)
@@ -288,9 +282,13 @@ def test_hyperparameters_of_another_population_are_refused(state):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reset", ["fresh", "fixed", 3])
 @pytest.mark.parametrize(
-    ("env", "policies"), [("probe_signal", ("agent",)), ("probe_pair", ("pilot", "clerk"))]
+    ("env", "policies", "reset"),
+    [
+        ("probe_signal", ("agent",), "fresh"),
+        ("probe_signal", ("agent",), 3),
+        ("probe_pair", ("pilot", "clerk"), "fixed"),
+    ],
 )
 def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):
     learner = make_learner(
@@ -328,9 +326,15 @@ def test_keys_of_an_update_are_all_different(monkeypatch, learner, state):
     assert len(different) == len(keys) == 20
 
 
-@pytest.mark.slow
+@as_users_do
 def test_without_jit_the_numbers_are_the_same(learner, state):
-    jitted, eager = learner.update(state), update(learner.setup, state)
+    jitted = learner.update(state)
+    # eager operations are hundreds of programs
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        eager = update(learner.setup, state)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
         plain(jitted),

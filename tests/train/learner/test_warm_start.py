@@ -149,11 +149,18 @@ def test_names_of_a_checkpoint(tmp_path):
         split_checkpoint("runs/a@bets")
 
 
-@pytest.mark.slow
-def test_newest_and_best_checkpoints_with_a_new_optimizer(source):
-    folder, newest, best = source
+@pytest.fixture(scope="module")
+def further(source):
+    """Return (learner, first state): from the newest checkpoint, and frozen from the best."""
+    folder = source[0]
     learner = make_learner(two_halves(f"{folder}:both", theirs=f"{folder}@best:both"))
-    state = learner.init(jax.random.key(9))
+    return learner, learner.init(jax.random.key(9))
+
+
+@pytest.mark.slow
+def test_newest_and_best_checkpoints_with_a_new_optimizer(source, further):
+    _, newest, best = source
+    _, state = further
     for name, run in (("mine", newest), ("theirs", best)):
         assert_equal(state.policies[name].params, run.policies["both"].params)
         assert_equal(state.policies[name].normalizer, run.policies["both"].normalizer)
@@ -174,13 +181,11 @@ def test_newest_and_best_checkpoints_with_a_new_optimizer(source):
 
 
 @pytest.mark.slow
-def test_half_of_a_group_is_trained_further(source):
-    folder, newest, _ = source
-    learner = make_learner(two_halves(f"{folder}:both"))
-    first = learner.init(jax.random.key(9))
-    state, metrics = learner.run(first, num_updates=2)
+def test_half_of_a_group_is_trained_further(source, further):
+    learner, first = further
+    state, metrics = learner.update(first)
     assert_equal(state.policies["theirs"], first.policies["theirs"])
-    old = newest.policies["both"]
+    old = source[2].policies["both"]
     assert_equal(
         (state.policies["theirs"].params, state.policies["theirs"].normalizer),
         (old.params, old.normalizer),
@@ -192,17 +197,14 @@ def test_half_of_a_group_is_trained_further(source):
 
 
 @pytest.mark.slow
-def test_frozen_policy_acts_as_in_its_run(source):
+def test_frozen_policy_acts_as_in_its_run(source, further):
     """Bit for bit, memory and normalisation included."""
-    folder, newest, _ = source
+    folder, _, best = source
     theirs = load_run(folder)[0].setup.policies["both"]
-    learner = make_learner(two_halves(f"{folder}:both"))
-    mine, state = (
-        learner.setup.policies["theirs"],
-        learner.init(jax.random.key(9)).policies["theirs"],
-    )
+    learner, first = further
+    mine, state = learner.setup.policies["theirs"], first.policies["theirs"]
     actions = []
-    for policy, learned in ((theirs, newest.policies["both"]), (mine, state)):
+    for policy, learned in ((theirs, best.policies["both"]), (mine, state)):
         play = jax.jit(
             lambda learned, carry, obs, policy=policy: policy.algorithm.play(
                 policy, learned, carry, obs, jax.random.split(jax.random.key(0), 1), greedy=True
@@ -452,10 +454,11 @@ def test_run_resumes_without_the_runs_that_it_started_from(source, tmp_path):
     changes = {"updates_per_chunk": 1, "checkpoint_every": 1, "best_metric": "none"}
     whole = dataclasses.replace(config, total_env_steps=4 * 48, **changes)
     half = dataclasses.replace(config, total_env_steps=2 * 48, **changes)
-    Trainer(whole, tmp_path / "whole", quiet=True).train()
-    Trainer(half, tmp_path / "parts", quiet=True).train()
+    quiet = {"quiet": True, "pictures": False}
+    Trainer(whole, tmp_path / "whole", **quiet).train()
+    Trainer(half, tmp_path / "parts", **quiet).train()
     shutil.rmtree(tmp_path / "source")
-    Trainer(whole, tmp_path / "parts", resume=True, quiet=True).train()
+    Trainer(whole, tmp_path / "parts", resume=True, **quiet).train()
     states = [load_run(tmp_path / name)[1] for name in ("whole", "parts")]
     mine, pool = states[0].policies["mine"], states[0].opponents.pools["mine"]
     biases = pool.networks.params["value_head"]["bias"][:, 0].tolist()
@@ -469,18 +472,18 @@ def test_run_resumes_without_the_runs_that_it_started_from(source, tmp_path):
 
 
 @pytest.mark.slow
-def test_half_of_the_runners_trains_against_frozen_taggers(tmp_path):
-    small = {"num_envs": 8, "rollout_length": 20, "env_params.episode_length": 30}
-    config = load_config("tag_small", **small)
-    old, _ = make_learner(config).run(make_learner(config).init(jax.random.key(0)), num_updates=2)
+def test_half_of_the_taggers_trains_against_a_frozen_runner(tmp_path):
+    small = {"num_envs": 8, "rollout_length": 16, "env_params.episode_length": 30}
+    config = load_config("tag_gridworld_ppo", **small)
+    old = like_learned(make_learner(config).init(jax.random.key(0)), 1)
     folder = save_run(tmp_path / "old", config, old)
-    runner = change_policy(config.policies["runner"], checkpoint=f"{folder}:runner", minibatches=4)
+    tagger = change_policy(config.policies["tagger"], checkpoint=f"{folder}:tagger")
     policies = {
-        "tagger": dataclasses.replace(
-            config.policies["tagger"], checkpoint=str(folder), trainable=False
+        "runner": dataclasses.replace(
+            config.policies["runner"], checkpoint=str(folder), trainable=False
         ),
-        "mine": dataclasses.replace(runner, agents=("runner[0:4]",)),
-        "theirs": dataclasses.replace(runner, agents=("runner[4:8]",), trainable=False),
+        "mine": dataclasses.replace(tagger, agents=("tagger[0:2]",)),
+        "theirs": dataclasses.replace(tagger, agents=("tagger[2:4]",), trainable=False),
     }
     learner = make_learner(dataclasses.replace(config, policies=policies, best_metric="none"))
     start = learner.init(jax.random.key(3))
@@ -489,9 +492,9 @@ def test_half_of_the_runners_trains_against_frozen_taggers(tmp_path):
         for learner, state in (load_run(folder), (learner, start))
     ]
     assert_equal(episodes[0].states, episodes[1].states)
-    state, _ = learner.run(start, num_updates=3)
-    for name in ("tagger", "theirs"):
+    state, _ = learner.update(start)
+    for name in ("runner", "theirs"):
         assert_equal(
-            state.policies[name].params, old.policies[name.replace("theirs", "runner")].params
+            state.policies[name].params, old.policies[name.replace("theirs", "tagger")].params
         )
-    assert differ(state.policies["mine"].params, old.policies["runner"].params)
+    assert differ(state.policies["mine"].params, old.policies["tagger"].params)

@@ -56,31 +56,56 @@ def test_dtypes_are_those_of_the_spaces(name):
     assert not wide or name in WIDE
 
 
+def learner_of(name, **changes):
+    groups = wdjax.make(name)[0].groups or ["agent"]
+    policies = {
+        group: PolicyConfig(**{"network": NetworkConfig((4,), "tanh"), **changes})
+        for group in groups
+    }
+    return make_learner(
+        TrainConfig(
+            env=name,
+            policies=policies,
+            num_envs=8,
+            num_blocks=2,
+            rollout_length=4,
+            total_env_steps=32,
+        )
+    )
+
+
+def check_dtypes(before, after):
+    assert dtypes(before) == dtypes(after)
+    learned = jax.tree_util.tree_leaves_with_path(
+        (after.policies, after.memory, after.hypers, after.obs)
+    )
+    assert [path for path, leaf in learned if leaf.dtype == np.float64] == []
+
+
+@pytest.mark.slow
+@each_env
+def test_states_of_a_learner_keep_their_dtypes(name):
+    """Without compilation, which takes most of the time."""
+    learner = learner_of(name)
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    after, _ = jax.eval_shape(learner.update, state)
+    check_dtypes(state, after)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *((name, {}) for name in wdjax.list_envs()),
+        # one environment, which computes in float64
+        ("covid_economy", {}),
         ("pendulum", BY_DDPG),
         ("pendulum", BY_SAC),
         ("tag_gridworld", BY_MEMORY),
     ],
 )
 def test_a_learner_updates(name, changes):
-    groups = wdjax.make(name)[0].groups or ["agent"]
-    policies = {
-        group: PolicyConfig(**{"network": NetworkConfig((4,), "tanh"), **changes})
-        for group in groups
-    }
-    config = TrainConfig(
-        env=name, policies=policies, num_envs=8, num_blocks=2, rollout_length=4, total_env_steps=32
-    )
-    learner = make_learner(config)
+    learner = learner_of(name, **changes)
     state = learner.init(jax.random.key(0))
     after, _ = learner.update(state)
-    assert dtypes(state) == dtypes(after)
-    learned = jax.tree_util.tree_leaves_with_path(
-        (after.policies, after.memory, after.hypers, after.obs)
-    )
-    assert [path for path, leaf in learned if leaf.dtype == np.float64] == []
+    check_dtypes(state, after)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.policies))

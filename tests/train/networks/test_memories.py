@@ -155,7 +155,7 @@ def test_episodes_start_at_a_custom_carry(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gru", "lstm", "two lstms"])
+@pytest.mark.parametrize("name", ["gru", "two lstms"])
 def test_gpus_unroll_with_the_same_results_and_gradients(name, monkeypatch):
     memory, carry, xs = drawn(name)
     graphdef, params = nnx.split(memory)
@@ -240,8 +240,8 @@ def assert_same(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lstm", "mingru", "two lstms"])
-def test_a_run_is_saved_resumed_evaluated_and_exported(name, tmp_path):
+def test_a_run_is_saved_resumed_evaluated_and_exported(tmp_path):
+    name = "two lstms"  # its carry has the most parts
     whole = Trainer(memory_config(name), tmp_path / "whole", quiet=True, pictures=False).train()
     half = memory_config(name, total_env_steps=3 * 128)
     Trainer(half, tmp_path / "run", quiet=True, pictures=False).train()
@@ -276,7 +276,7 @@ def test_a_run_is_saved_resumed_evaluated_and_exported(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["gru", "mingru", "two lstms"])
 def test_unrolling_in_the_loss_equals_acting(name):
     network = dataclasses.replace(NETWORK, **CONFIGS[name], recurrent_size=3)
     policy = tiny_policy("PPO", network=network, epochs=1, minibatches=1)
@@ -289,8 +289,8 @@ def test_unrolling_in_the_loss_equals_acting(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
-def test_snapshots_and_random_opponents_play_with_every_memory(name):
+@pytest.mark.parametrize("name", ["mingru", "two lstms"])  # a carry of one leaf and of several
+def test_snapshots_and_random_opponents_play_with_memories(name):
     """Four blocks of two replicas; another opponent in a block starts at the empty carry."""
     network = dataclasses.replace(NETWORK, **CONFIGS[name], recurrent_size=3)
     pool = {"past_selves": 2, "past_selves_every": 1, "opponents": {"random": 0.3}}

@@ -51,6 +51,12 @@ def population():
     return Population(CONFIGS)
 
 
+def with_programs_of(population, configs):
+    """Return another population that uses the compiled programs of a first one."""
+    (other,) = Population.group(configs, known=[population])
+    return other
+
+
 @pytest.fixture(scope="module")
 def states(population):
     return population.init()
@@ -82,8 +88,8 @@ def assert_close(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [0, 2])
-def test_a_member_equals_its_run(population, states, trained, place):
+def test_a_member_equals_its_run(population, states, trained):
+    place = 2
     learner, first = population.member(states, place)
     assert learner.config == dataclasses.replace(CONFIGS[place], devices=1)
     own = make_learner(CONFIGS[place])
@@ -288,7 +294,7 @@ def test_interrupted_training_ends_with_the_same_numbers(population, whole, tmp_
         assert not population.train(tmp_path / "run", stop=EndsAfter(looks, kills))
     except Killed:
         assert kills
-    again = Population(CONFIGS)
+    again = with_programs_of(population, CONFIGS)
     assert again.train(tmp_path / "run")
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert_same(again.resume(tmp_path / "run"), population.resume(whole))
@@ -345,8 +351,8 @@ def test_members_that_reach_the_goal_end_training(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_member_with_bad_numbers_ends_alone(whole, tmp_path):
-    population = Population([with_rate(CONFIG, 1e38, seed=0), *CONFIGS[1:]])
+def test_a_member_with_bad_numbers_ends_alone(population, whole, tmp_path):
+    population = with_programs_of(population, [with_rate(CONFIG, 1e38, seed=0), *CONFIGS[1:]])
     said = []
     population.train(tmp_path, say=said.append)
     assert said == [f"Member 0 ended: {read_metrics(tmp_path)[0]['bad_numbers']}"]

@@ -236,11 +236,9 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
             ),
             id="ppo",
         ),
-        slow(lambda: of_team("PQN", recurrent_size=4), id="pqn"),
         slow(lambda: of_team("PQN", recurrent_size=4, mixer="sum", minibatches=1), id="pqn_sum"),
         slow(lambda: of_team("DQN", **REPLAY, n_step=3), id="dqn"),
-        slow(lambda: of_team("VDN", **REPLAY, n_step=3), id="vdn"),
-        slow(lambda: of_team("QMIX", **REPLAY, normalize_observation=True), id="qmix"),
+        slow(lambda: of_team("QMIX", **REPLAY, n_step=3, normalize_observation=True), id="qmix"),
         slow(lambda: of_team("MAPPO", recurrent_size=4, minibatches=1), id="mappo"),
     ],
 )

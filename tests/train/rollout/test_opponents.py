@@ -1,6 +1,7 @@
 """Opponents of a policy: scripts, random play, runs and snapshots, and win rates against them."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -80,17 +81,23 @@ def test_opponents_are_drawn_by_their_probability():
     np.testing.assert_allclose(share, [0.6, 0.1, 0, 0.3], atol=0.05)
 
 
+@functools.cache
+def tag_with_rules():
+    """Return a learner whose taggers are replaced by rules in every block, and its first state."""
+    rules = {"chase_nearest": 0.5, "random": 0.5}
+    tagger = tiny_policy("A2C", agents=("tagger",), opponents=rules, opponents_every=3)
+    policies = {"tagger": tagger, "runner": tiny_policy("A2C", agents=("runner",))}
+    learner = make_learner(tiny_config("tag_gridworld", policies, num_blocks=4))
+    return learner, learner.init(KEY)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_updates", "anew"), [(6, [True, True, True, True]), (7, [False, False, True, False])]
 )
 def test_opponents_act_in_several_rollouts_in_a_row(num_updates, anew):
     """Drawn every 3 rollouts, and where a snapshot has been replaced."""
-    rules = {"chase_nearest": 0.5, "random": 0.5}
-    tagger = tiny_policy("A2C", agents=("tagger",), opponents=rules, opponents_every=3)
-    policies = {"tagger": tagger, "runner": tiny_policy("A2C", agents=("runner",))}
-    learner = make_learner(tiny_config("tag_gridworld", policies, num_blocks=4))
-    state, before = learner.init(KEY), jnp.array([PRESENT, 7, REPLACED, 8])
+    (learner, state), before = tag_with_rules(), jnp.array([PRESENT, 7, REPLACED, 8])
     blocks = {"tagger": state.opponents.blocks["tagger"].replace(active=before)}
     state = state.replace(
         num_updates=jnp.int32(num_updates), opponents=state.opponents.replace(blocks=blocks)
@@ -137,7 +144,7 @@ def test_win_rates_do_not_depend_on_the_zero_of_returns(zero):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outcome", [-1000.1, -1.0, 0.0, 0.3])
+@pytest.mark.parametrize("outcome", [-1000.1, 0.0, 0.3])
 def test_equal_returns_count_half(outcome):
     old = new_standings(1)
     for _ in range(300):

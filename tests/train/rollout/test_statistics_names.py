@@ -166,7 +166,7 @@ def test_custom_names_hide_no_metric():
         [word for word in words if re.fullmatch(r"\w+", word) and word != "eval"]
     )
 
-    @hypothesis.settings(max_examples=8, deadline=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.settings(max_examples=4, deadline=None, phases=[hypothesis.Phase.generate])
     @given(
         st.lists(name, min_size=2, max_size=6, unique=True),
         st.lists(name, max_size=3, unique=True),

@@ -99,11 +99,9 @@ def test_advantages_by_hand(recurrent_size):
 STAYS = [sum(GAMMA**k for k in range(4 - time)) for time in range(4)]
 
 
-@pytest.mark.parametrize(
-    "algorithm", [pytest.param(name, marks=pytest.mark.slow) for name in ("A2C", "PPO")]
-)
-def test_value_bootstraps_at_truncation(algorithm):
-    learner = learner_of(tiny_policy(algorithm))
+@pytest.mark.slow
+def test_value_bootstraps_at_truncation():
+    learner = learner_of(tiny_policy("PPO"))
     state, _ = play(learner, 300)
     _, value, _ = learner.setup.policies["player"].apply(
         state.policies["player"], jnp.eye(2 * Leaver.LENGTH)

@@ -71,7 +71,7 @@ def test_options_have_traced_scalars_and_static_values():
 
 @pytest.mark.slow
 def test_members_of_a_population_have_hyperparameters_of_their_own():
-    learner, _ = start(tiny_policy("PPO"))
+    learner = make_learner(tiny_config("pendulum", {"agent": tiny_policy("PPO")}))
     states = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), 3))
     states = with_hypers(states, **{"agent.clip": jnp.array([0.1, 0.2, 0.3]), "agent.gamma": 0.5})
     hypers = states.hypers["agent"]
@@ -87,7 +87,7 @@ def test_fraction_of_snapshots_needs_snapshots():
         "clerk": tiny_policy("A2C"),
     }
     learner = make_learner(tiny_config("probe_pair", policies))
-    hypers = learner.init(jax.random.key(0)).hypers
+    hypers = jax.eval_shape(learner.init, jax.random.key(0)).hypers
     assert hypers["pilot"].keys() - hypers["clerk"].keys() == {"past_selves_fraction"}
 
 

@@ -29,8 +29,8 @@ def printed(capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
-def resumed(folder, **options):
-    trainer = Trainer(small_config(**KEPT), folder, resume=True, **options)
+def resumed(folder, pictures=False, **options):
+    trainer = Trainer(small_config(**KEPT), folder, resume=True, pictures=pictures, **options)
     trainer.train()
     return trainer
 
@@ -64,20 +64,21 @@ def test_metrics_deleted_during_training_are_rewritten(replaced, whole_run, tmp_
         if row["updates"] == 4:
             refused.append(refusal(Trainer, trainer.config, trainer.workdir, resume=True))
 
-    Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete]).train()
+    Trainer(small_config(**KEPT), tmp_path / "run", callbacks=[delete], pictures=replaced).train()
     assert "metrics.jsonl was deleted or replaced during training. It is rewritten" in printed(
         capsys
     )
     assert "another run is training there" in refused[0]
     assert_same_run(whole_run, tmp_path / "run")
-    assert (tmp_path / "run" / "curves.png").exists()
+    assert (tmp_path / "run" / "curves.png").exists() == replaced
 
 
 def test_metrics_deleted_after_the_last_line_are_rewritten(tmp_path):
     def delete(trainer, row):
         return (trainer.workdir / "metrics.jsonl").unlink()
 
-    Trainer(small_config(**KEPT, total_env_steps=128), tmp_path / "run", callbacks=[delete]).train()
+    config = small_config(**KEPT, total_env_steps=128)
+    Trainer(config, tmp_path / "run", callbacks=[delete], pictures=False).train()
     assert [row["updates"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
@@ -99,7 +100,7 @@ def test_run_ends_if_another_one_took_the_folder(tmp_path):
 def test_finished_run_without_metrics_draws_no_curves(run, capsys):
     (run / "metrics.jsonl").unlink()
     (run / "curves.png").unlink()
-    resumed(run)
+    resumed(run, pictures=True)
     output = printed(capsys)
     assert "bytes short: its last lines are lost" in output
     assert f"No curves: {run}/metrics.jsonl is empty" in output

@@ -54,9 +54,22 @@ def learner():
     return make_learner(small_config())
 
 
+def state_after_three(learner):
+    """Return a state after 3 updates with another number in each leaf, without compiling `init`."""
+
+    def filled(number, like):
+        if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(np.full((*like.shape, 2), number, np.uint32))
+        return jnp.asarray(np.full(like.shape, number, like.dtype))
+
+    leaves, structure = jax.tree.flatten(learner.shapes)
+    state = jax.tree.unflatten(structure, map(filled, range(1, len(leaves) + 1), leaves))
+    return state.replace(num_updates=jnp.int32(3))
+
+
 @pytest.mark.slow
 def test_checkpoint_may_have_other_empty_fields(learner, tmp_path):
-    state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
+    state = state_after_three(learner)
     policies = {
         name: as_class(policy_state, "target_params", "towers")
         for name, policy_state in state.policies.items()
@@ -70,7 +83,7 @@ def test_checkpoint_may_have_other_empty_fields(learner, tmp_path):
 
 
 def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
-    state = learner.init(jax.random.key(0))
+    state = state_after_three(learner)
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         policies = {"agent": state.policies["agent"].replace(params={})}
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
@@ -86,7 +99,7 @@ def test_checkpoint_without_a_leaf_raises(learner, tmp_path):
 
 
 def test_checkpoint_with_other_fields_of_its_own_names_the_algorithm(learner, tmp_path):
-    state = learner.init(jax.random.key(0))
+    state = state_after_three(learner)
     with open_checkpoints(tmp_path / "checkpoints", 1) as manager:
         policies = {"agent": state.policies["agent"].replace(own={"old": jnp.zeros(2)})}
         save(manager, 3, state.replace(policies=policies), {"metrics_size": 0})
@@ -107,7 +120,7 @@ def test_observations_in_states_of_adapted_environments_are_dropped(tmp_path):
     pytest.importorskip("gymnax")
     changes = {"env": "gymnax:CartPole-v1", "env_params": {}, "reset": "fixed"}
     learner = make_learner(small_config(**changes))
-    state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
+    state = state_after_three(learner)
     obs, first = state.replicas.starts
     env_state = in_class(state.replicas.env_state, obs=state.obs["agent"])
     older = {"env_state": env_state, "starts": (obs, in_class(first, obs=obs))}
@@ -140,7 +153,7 @@ def test_opponents_of_a_checkpoint_of_0_2_are_read(tmp_path):
         policies={"tagger": side, "runner": {"network": {"hidden_sizes": [8]}}},
     )
     learner = make_learner(config)
-    state = learner.init(jax.random.key(0)).replace(num_updates=jnp.int32(3))
+    state = state_after_three(learner)
     pool, blocks = state.opponents.pools["tagger"], state.opponents.blocks["tagger"]
     blocks = blocks.replace(active=jnp.arange(4, dtype=jnp.int32) - 1)
     state = state.replace(opponents=state.opponents.replace(blocks={"tagger": blocks}))

@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 import yaml
 from refusals import refusal
@@ -15,7 +16,7 @@ from wdjax.experiments import cli
 from wdjax.experiments.sweep import load_member
 from wdjax.train import Trainer, change_config, load_config, load_run, make_learner, plain_config
 from wdjax.train.config.trust import code_named, require_trusted
-from wdjax.train.storage.checkpoint import open_checkpoints, restore
+from wdjax.train.storage.checkpoint import open_checkpoints, restore, save
 from wdjax.train.storage.folder import prepare_folder
 
 ENCODER = "policies.agent.network.encoder"
@@ -180,11 +181,13 @@ def test_config_yaml_as_preset_requires_trust_unless_flags_name_the_code(tmp_pat
 
 
 @pytest.mark.slow
-def test_checkpoint_with_other_code_requires_trust(whole_run, tmp_path, evil, monkeypatch):
+def test_checkpoint_with_other_code_requires_trust(tmp_path, evil, monkeypatch):
+    with open_checkpoints(tmp_path / "checkpoints", keep=1) as manager:
+        save(manager, 1, {"a": jnp.zeros(2)}, {"metrics_size": 0})
     host_state = {"metrics_size": 0, "best_score": None, "config": plain_config(small_config())}
     host_state["config"]["policies"]["agent"]["algorithm"] = "evil:A"
     monkeypatch.setattr("wdjax.train.storage.checkpoint.read_host", lambda *_: host_state)
-    with open_checkpoints(whole_run / "checkpoints", keep=None) as manager:
+    with open_checkpoints(tmp_path / "checkpoints", keep=None) as manager:
         message = refusal(restore, manager, manager.latest_step(), None, small_config())
     assert "--trust evil" in message
     assert not evil()
