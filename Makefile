@@ -44,8 +44,8 @@ train: $(RUN_STAMP)
 
 # One process per core: most of a first run is compilation, which uses one core. PYTEST_ARGS="-n 0" uses one process.
 # Every process has eight CPU devices (tests/conftest.py). The tests of a file share a process, and so their compiled
-# programs.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+# programs. Files start in the order of their names: by default, those with a single test come last, also the longest one.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # These flags more than halve the compile time of the tests' small programs with jaxlib 0.10. Later versions reject the
 # first flag: their tests use the default flags, as users do. Quick tests are not optimized either.
