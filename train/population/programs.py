@@ -190,9 +190,13 @@ class Programs:
 
     def start(self, configs: Sequence[TrainConfig]) -> TrainState:
         """Return the first states of members, leaves [members, ...]."""
+        return self._start(*jax.device_put(start_arguments(configs), self.sharding))
+
+    @functools.cached_property
+    def _start(self) -> Callable[..., TrainState]:
+        """The program of `start`, which each size of a batch compiles once."""
         start = jax.vmap(functools.partial(start_member, self.setup, load_policies(self.setup)))
-        program = jax.jit(on_devices(start, self.num_devices), out_shardings=self.sharding)
-        return program(*jax.device_put(start_arguments(configs), self.sharding))
+        return jax.jit(on_devices(start, self.num_devices), out_shardings=self.sharding)
 
     def abstract(self, config: TrainConfig, size: int) -> TrainState:
         """Return shapes, dtypes and shardings of the states of `size` members."""
