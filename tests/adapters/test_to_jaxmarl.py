@@ -76,7 +76,7 @@ def test_log_wrapper_works_in_a_scan():
 @pytest.mark.slow
 def test_masks_are_separate_from_observations():
     env = to_jaxmarl(Team())
-    obs, state = jax.jit(env.reset)(jax.random.key(0))
+    obs, state = env.reset(jax.random.key(0))
     masks = env.get_avail_actions(state)
     assert set(masks) == {"worker_0", "worker_1"}  # the pilot acts in a Box
     assert all(mask.shape == (5,) for mask in masks.values())
