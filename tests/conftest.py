@@ -70,6 +70,13 @@ def room_for_programs(request):
 
 
 @pytest.fixture
+def frozen_objects():
+    """Hide existing objects from the collections and searches of `jax.checking_leaks`."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
 def registry(monkeypatch):
     """Remove environments registered by a test after it."""
     from wdjax import envs

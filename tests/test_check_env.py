@@ -1,7 +1,6 @@
 """`check_env`: correct environments pass, broken ones raise, twins are compared."""
 
 import dataclasses
-import gc
 
 import jax
 import numpy as np
@@ -125,10 +124,7 @@ def test_broken_environments_raise_in_the_full_check(cls, sentence):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cls", "sentence"), LEAKS, ids=names_of(LEAKS))
-def test_leaks_raise_in_the_full_check(cls, sentence):
-    # To explain a leak, jax searches all objects a hundred times, except frozen ones.
-    gc.collect()
-    gc.freeze()
+def test_leaks_raise_in_the_full_check(cls, sentence, frozen_objects):
     with pytest.raises(wdjax.EnvCheckError, match=f"^{sentence}"):
         wdjax.check_env(cls())
 

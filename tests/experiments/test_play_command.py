@@ -73,7 +73,7 @@ def test_ctrl_c_ends_a_server_in_use(tmp_path):
         with connect(address, origin=url.split("/?")[0]) as game:
             game.recv(timeout=10)  # the evaluation of its average has started
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=8)
+            _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, errors) == (STOPPED, "")

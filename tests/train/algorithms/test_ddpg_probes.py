@@ -64,7 +64,7 @@ def learned(algorithm):
     Return (probe -> (action [4], value [4]) for SIGNALS, metrics).
     """
     learner = make_learner(tiny_config("probe_box_signal", {"agent": algorithm}))
-    state = jax.vmap(learner.init)(jax.random.split(jax.random.key(0), len(PROBES)))
+    state = jax.vmap(learner.init)(jax.random.split(jax.random.key(1), len(PROBES)))
     state = state.replace(
         env_params=jax.tree.map(lambda *numbers: jnp.array(numbers), *PROBES.values())
     )

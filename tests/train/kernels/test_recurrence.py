@@ -165,7 +165,7 @@ def as_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("card", "name"), zip(CARDS, ("gru", "lstm", "mingru", "gru"), strict=True)
+    ("card", "name"), [*zip(CARDS, ("gru", "lstm", "mingru", "gru"), strict=True)]
 )
 def test_kernels_lower_for_every_gpu(card, name):
     text = lowered(functools.partial(results, name, True, settings=card), card=card)

@@ -290,7 +290,7 @@ def test_hyperparameters_of_another_population_are_refused(state):
         ("probe_pair", ("pilot", "clerk"), "fixed"),
     ],
 )
-def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset):
+def test_no_key_is_used_twice_and_no_tracer_leaks(env, policies, reset, frozen_objects):
     learner = make_learner(
         tiny_config(env, {name: tiny_policy("PPO") for name in policies}, reset=reset)
     )
