@@ -462,7 +462,7 @@ class Notebook(http.server.BaseHTTPRequestHandler):
 def test_a_click_in_a_notebook_gives_keys_to_the_game(server, tmp_path, monkeypatch):
     monkeypatch.setattr(Notebook, "log_message", lambda *_: None)
     with (
-        http.server.HTTPServer(("127.0.0.1", 0), Notebook) as notebook,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Notebook) as notebook,
         browser(tmp_path / "profile") as page,
     ):
         notebook.game = server
