@@ -1,5 +1,7 @@
 """Lower programs for NVIDIA GPUs on a machine without one."""
 
+import re
+
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
@@ -20,3 +22,9 @@ def lowered(function, *operands, platform="cuda", card="NVIDIA H200"):
     """Return the text of a function's program for a GPU."""
     with for_card(platform, card):
         return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
+
+
+def kernels_in(text):
+    """Return the names of the kernels in the text of a program."""
+    calls = [line for line in text.splitlines() if "xla.gpu.triton" in line]
+    return {name for line in calls for name in re.findall(r'name = "(\w+)"', line)}

@@ -91,8 +91,9 @@ def test_a_truncated_checkpoint_is_renamed_and_the_table_is_the_same(
     assert_same(begun, whole)
 
 
-def test_the_error_without_a_readable_checkpoint_names_the_folder(whole, begun):
-    checkpoints = begun / "groups" / "000" / "001" / "checkpoints"
+@pytest.mark.parametrize("turn", ["001", "000"], ids=["in the middle", "finished"])
+def test_the_error_without_a_readable_checkpoint_names_the_folder(turn, whole, begun):
+    checkpoints = begun / "groups" / "000" / turn / "checkpoints"
     for checkpoint in checkpoints.iterdir():
         cut(checkpoint)
     for _ in range(2):

@@ -1,7 +1,6 @@
 """Updates lower for four GPUs, and runs report their kernels. No GPU is needed."""
 
 import functools
-import re
 import subprocess
 import sys
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cards import CARDS, lowered
+from cards import CARDS, kernels_in, lowered
 
 import wdjax
 from wdjax.kernels import pallas, support
@@ -50,11 +49,6 @@ PROGRAMS = {  # preset, changes, kernels
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-
-
-def kernels_in(text):
-    calls = [line for line in text.splitlines() if "xla.gpu.triton" in line]
-    return {name for line in calls for name in re.findall(r'name = "(\w+)"', line)}
 
 
 def update_of(preset, **changes):

@@ -2,13 +2,12 @@
 
 import functools
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cards import CARDS, lowered
+from cards import CARDS, kernels_in, lowered
 from flax import nnx
 
 from wdjax.kernels import pooling
@@ -230,11 +229,6 @@ def test_sets_without_elements_have_the_features_zero(pool):
     split = lambda obs: (obs[..., :0, None], obs[..., :0] > 0, obs)  # noqa: E731
     encoder = encoders.DeepSets(space, 16, 2, pool, split=split, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(encoder(jnp.ones((2, 3)))[:, :16], 0.0)
-
-
-def kernels_in(text):
-    """Return the names of kernels in the text of a program."""
-    return set(re.findall(r'name = "(pool_sets\w*)"', text))
 
 
 def update_text(preset, policy, network, **changes):

@@ -1,13 +1,12 @@
 """Kernels of recurrent memories, interpreted in XLA, against plain XLA. No GPU is needed."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cards import CARDS, lowered
+from cards import CARDS, kernels_in, lowered
 from flax import nnx
 
 from wdjax.kernels import recurrence
@@ -201,11 +200,6 @@ def test_other_widths_use_plain_xla(cell, size, why, as_on_a_gpu):
 def test_configurations_without_kernels_use_plain_xla(as_on_a_gpu):
     learner, state = learner_of(kernels=False, recurrent_size=16)
     assert "unroll_memory" not in str(jax.make_jaxpr(lambda state: learner.update(state))(state))
-
-
-def kernels_in(text):
-    """Return the names of kernels in the text of a program."""
-    return set(re.findall(r'name = "(unroll_memory\w*)"', text))
 
 
 def learner_of(kernels=True, **network):

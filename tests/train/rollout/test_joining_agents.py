@@ -236,6 +236,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
             ),
             id="ppo",
         ),
+        slow(lambda: of_team("PQN", recurrent_size=4), id="pqn"),
         slow(lambda: of_team("PQN", recurrent_size=4, mixer="sum", minibatches=1), id="pqn_sum"),
         slow(lambda: of_team("DQN", **REPLAY, n_step=3), id="dqn"),
         slow(lambda: of_team("QMIX", **REPLAY, n_step=3, normalize_observation=True), id="qmix"),
