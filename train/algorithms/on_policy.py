@@ -250,7 +250,7 @@ class OnPolicy(Algorithm):
             data.ends,
             data.gamma,
             data.gae_lambda,
-            scan=policy.engine.scan,
+            sums=policy.engine.decayed_sums,
         )
 
     def losses(

@@ -144,8 +144,8 @@ class PQN(EpsilonGreedy):
         """
         data, following = self.experience(policy, state, hypers, rollout)
         terminated, discount = data.rows.terminated, (data.gamma, data.gae_lambda)
-        reward, scan = data.reward, policy.engine.scan
-        target = gae(reward, data.value, following, terminated, data.ends, *discount, scan=scan)[1]
+        reward, sums = data.reward, policy.engine.decayed_sums
+        target = gae(reward, data.value, following, terminated, data.ends, *discount, sums=sums)[1]
         batch = Batch.of_values(data.rows.obs, data.value, target, data.valid)
         batch = batch.replace(action=data.rows.action)
         if policy.is_recurrent:
@@ -185,7 +185,7 @@ class PQN(EpsilonGreedy):
             data[name], following[name] = self.experience(
                 policy, states[name], hypers[first.name], rollout
             )
-        value, target = team_targets(data, following, rollout.over, first.engine.scan)
+        value, target = team_targets(data, following, rollout.over, first.engine.decayed_sums)
         batch = team_batch(team, data, rollout, value, target)
         evaluate = functools.partial(team_value, self.chosen, team.policies, states)
         joint = PolicyState({name: own.params for name, own in states.items()}, shared.opt_state)

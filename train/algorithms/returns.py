@@ -9,6 +9,7 @@ from flax import struct
 
 from wdjax.train.state import Policy, PolicyState, Rollout, Rows
 from wdjax.train.state.aliases import Carry, Fields, Observation
+from wdjax.train.state.decayed import decayed_sums
 from wdjax.vector import when_any
 
 
@@ -136,7 +137,7 @@ def gae(
     over_t: jax.Array,
     gamma: jax.Array,
     gae_lambda: jax.Array,
-    scan: Callable = jax.lax.scan,
+    sums: Callable = decayed_sums,
 ) -> tuple[jax.Array, jax.Array]:
     """Return generalized advantage estimates and value targets.
 
@@ -152,7 +153,7 @@ def gae(
         gamma: () discount, or [T, ...] from each transition to the next.
         gae_lambda: () or [T, ...], between 0 (one step) and 1 (the return until the end of the
             episode or of the rollout, where it bootstraps).
-        scan: `jax.lax.scan`, or an engine's equivalent.
+        sums: `decayed_sums`, or an engine's equivalent.
 
     Returns:
         (advantage_t, return_t), both [T, ...], with return_t = advantage_t + value_t.
@@ -163,13 +164,5 @@ def gae(
     goes_on = 1.0 - terminated_t.astype(jnp.float32)
     delta_t = reward_t + gamma * goes_on * next_value_t - value_t
     decay_t = gamma * gae_lambda * goes_on * (1.0 - over_t.astype(jnp.float32))
-
-    def backwards(
-        advantage_tp1: jax.Array, row: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        delta, decay = row
-        advantage = delta + decay * advantage_tp1
-        return advantage, advantage
-
-    _, advantage_t = scan(backwards, jnp.zeros_like(delta_t[0]), (delta_t, decay_t), reverse=True)
+    advantage_t = sums(delta_t, decay_t)
     return advantage_t, advantage_t + value_t

@@ -43,7 +43,7 @@ def team_targets(
     data: Mapping[str, Experience],
     following: Mapping[str, jax.Array],
     over: jax.Array,
-    scan: Callable,
+    sums: Callable,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the sum of the values of a team and its lambda return, [T, N, 1] each.
 
@@ -51,7 +51,7 @@ def team_targets(
         data: transitions by policy; the discount and lambda of the first one count.
         following: by policy, [T, N, n], values after each transition.
         over: [T, N] bool, an episode ended in this step.
-        scan: the engine's scan.
+        sums: the engine's `decayed_sums`.
     """
     active = {name: own.rows.live for name, own in data.items()}
     total = functools.partial(sum_over_agents, active=active)
@@ -65,7 +65,7 @@ def team_targets(
         over[..., None],
         first.gamma,
         first.gae_lambda,
-        scan=scan,
+        sums=sums,
     )[1]
     return value, target
 

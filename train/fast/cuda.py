@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from wdjax.kernels.launches import trace
+from wdjax.kernels.pallas import MAX_NUMBERS
 from wdjax.kernels.support import decide, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
 from wdjax.train.devices.packing import Packed, is_packable, pack, unpack
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel, note_kernel
+from wdjax.train.kernels.decayed import decayed_kernel
 from wdjax.train.kernels.gradient import gradient_kernel, prepare
 from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import (
@@ -155,6 +157,19 @@ class Cuda(PackedEngine):
         if not decide(f"learning of {policy.name}", why):
             return plain(state, hypers, batch)
         return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=by_xla)
+
+    def decayed_sums(self, term_t: jax.Array, decay_t: jax.Array) -> jax.Array:
+        plain = super().decayed_sums
+        is_large = term_t.size > MAX_NUMBERS
+        if self.reason == NO_KERNELS or why_unused() or is_large or term_t.dtype != jnp.float32:
+            return plain(term_t, decay_t)
+
+        @jax.custom_jvp  # a custom loss may contain advantages; the kernel has no derivative
+        def sums(*rows: jax.Array) -> jax.Array:
+            return jax.lax.platform_dependent(*rows, cuda=decayed_kernel, default=plain)
+
+        sums.defjvp(functools.partial(jax.jvp, plain))
+        return sums(*jnp.broadcast_arrays(term_t, decay_t))
 
     def with_kernels(self, policy: Policy, function: Callable, *arguments: Any) -> Any:
         """Call a function in the context of `kernels_of_parts`."""

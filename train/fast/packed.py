@@ -1,18 +1,18 @@
 """Base of the engines for CPUs and GPUs: loops with few, large operations."""
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.state.aliases import PyTree
+from wdjax.train.state.decayed import decayed_sums
 from wdjax.train.state.engine import Engine
 from wdjax.train.state.rows import OBSERVATIONS
 
 UNROLL = 16
-"""most steps in one iteration of `PackedEngine.scan`, which costs a GPU thousands of additions"""
+"""most steps in one iteration of `decayed_sums`, which costs a GPU thousands of additions"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,20 +25,15 @@ class PackedEngine(Engine):
     def unpack(self, packed: Packed) -> PyTree:
         return unpack(packed)
 
-    def scan(
-        self, step: Callable, init: PyTree, rows: PyTree, reverse: bool = False
-    ) -> tuple[PyTree, PyTree]:
-        """Unroll `Engine.scan` into at least two equal iterations.
+    def decayed_sums(self, term_t: jax.Array, decay_t: jax.Array) -> jax.Array:
+        """Unroll the loop into at least two equal iterations.
 
         XLA would fuse a single iteration, or remaining single steps, into every consumer of the
         results, which takes seconds to compile.
         """
-        num_steps = len(jax.tree.leaves(rows)[0])
+        num_steps = len(term_t)
         num_turns = max(2, -(-num_steps // UNROLL))
         unroll = -(-num_steps // num_turns)
         extra = num_turns * unroll - num_steps
-        pad = lambda leaf: jnp.pad(leaf, [(0, extra)] + [(0, 0)] * (leaf.ndim - 1))  # noqa: E731
-        last, outputs = jax.lax.scan(
-            step, init, jax.tree.map(pad, rows), reverse=reverse, unroll=unroll
-        )
-        return last, jax.tree.map(lambda leaf: leaf[:num_steps], outputs)
+        pad = lambda rows: jnp.pad(rows, [(0, extra)] + [(0, 0)] * (rows.ndim - 1))  # noqa: E731
+        return decayed_sums(pad(term_t), pad(decay_t), unroll)[:num_steps]

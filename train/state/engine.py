@@ -30,6 +30,7 @@ from wdjax.train.state.aliases import (
     Params,
     PyTree,
 )
+from wdjax.train.state.decayed import decayed_sums
 from wdjax.train.state.flat import flatten, named
 from wdjax.train.state.hypers import Hypers
 from wdjax.train.state.policy import Policy, Setup
@@ -268,14 +269,9 @@ class Engine:
         (state, _), outputs = jax.lax.scan(turn, carry, (index, advantage), unroll=unroll)
         return named(state), self.unpack(outputs)
 
-    def scan(
-        self, step: Callable, init: PyTree, rows: PyTree, reverse: bool = False
-    ) -> tuple[PyTree, PyTree]:
-        """Call `jax.lax.scan` for steps of a few operations.
-
-        Additional rows of zeros after the last one must not change the results.
-        """
-        return jax.lax.scan(step, init, rows, reverse=reverse)
+    def decayed_sums(self, term_t: jax.Array, decay_t: jax.Array) -> jax.Array:
+        """Return x_t = term_t + decay_t x_{t+1}, [T, ...] each; x is 0 after the last step."""
+        return decayed_sums(term_t, decay_t)
 
     # Rollouts, of all policies
 

@@ -227,17 +227,17 @@ def test_critic_is_fitted_to_the_returns_of_its_own_values():
 
 
 @pytest.mark.parametrize("name", ["MAPPO", "PQN", "PQN, sum"])
-def test_targets_use_the_scan_of_the_engine(name, monkeypatch):
-    """Engines unroll its loop."""
+def test_targets_use_the_sums_of_the_engine(name, monkeypatch):
+    """Engines unroll their loop."""
     learner, lengths = make_learner(match(name)), []
     engine = type(learner.setup.engine)
-    scan = engine.scan
+    sums = engine.decayed_sums
 
-    def counted(self, step, init, rows, reverse=False):
-        lengths.append(len(jax.tree.leaves(rows)[0]))
-        return scan(self, step, init, rows, reverse)
+    def counted(self, term_t, decay_t):
+        lengths.append(len(term_t))
+        return sums(self, term_t, decay_t)
 
-    monkeypatch.setattr(engine, "scan", counted)
+    monkeypatch.setattr(engine, "decayed_sums", counted)
     state = jax.eval_shape(learner.init, jax.random.key(0))
     jax.eval_shape(learner.update, state)
     assert lengths == [4] * (1 if name == "PQN, sum" else 2)

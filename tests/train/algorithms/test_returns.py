@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from wdjax.train import PPO, gae
 from wdjax.train.fast.cpu import Cpu
+from wdjax.train.kernels.decayed import decayed_kernel
 from wdjax.train.learning import Rows, experience, next_value
 
 T, N = 6, 3
@@ -79,12 +80,23 @@ def test_gae_of_any_length_by_lax_scan_and_by_an_engine(length):
     assert advantage.shape == exact.shape
     np.testing.assert_allclose(advantage, exact, rtol=1e-5, atol=1e-5)
     inputs = (reward, value, next_value, terminated, over, 0.9, 0.8)
-    by_engine = functools.partial(gae, scan=Cpu().scan)
+    by_engine = functools.partial(gae, sums=Cpu().decayed_sums)
     np.testing.assert_array_equal(jax.jit(by_engine)(*inputs)[0], advantage)
     traced = jax.make_jaxpr(by_engine)(*inputs)
     [loop] = [eqn.params for eqn in traced.eqns if eqn.primitive.name == "scan"]
     assert loop["length"] % loop["unroll"] == 0
     assert loop["length"] // loop["unroll"] >= 2
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (15, 33), (16, 3, 2), (17, 32), (33, 5, 1)])
+def test_a_kernel_computes_the_sums_of_plain_xla(shape):
+    term_t, decay_t = np.random.default_rng(0).random((2, *shape), np.float32)
+    expected = jax.jit(Cpu().decayed_sums)(term_t, decay_t)
+    kernel = functools.partial(decayed_kernel, interpret=True)
+    found = jax.jit(kernel)(term_t, decay_t)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    members = jax.jit(jax.vmap(kernel))(np.stack([term_t, 2 * term_t]), np.stack([decay_t] * 2))
+    np.testing.assert_allclose(members, [expected, 2 * expected], rtol=1e-6)
 
 
 def test_gae_keeps_double_precision():

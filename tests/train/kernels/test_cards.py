@@ -35,14 +35,18 @@ PROGRAMS = {  # preset, changes, kernels
     "narrow": (
         "cartpole_ppo",
         {"policies.agent.minibatches": 1},
-        {"act", "scan_replicas", "note", "gradient"},
+        {"act", "scan_replicas", "note", "decayed", "gradient"},
     ),
     "wide": (
         "tag_continuous",
         {**FEW, **HIDDEN},
-        {"nearest_neighbors", "act", "note", "wide_forward", "wide_backward"},
+        {"nearest_neighbors", "act", "note", "decayed", "wide_forward", "wide_backward"},
     ),
-    "streamed": ("tag_small", STREAMED, {"nearest_neighbors", "act", "note", "gradient"}),
+    "streamed": (
+        "tag_small",
+        STREAMED,
+        {"nearest_neighbors", "act", "note", "decayed", "gradient"},
+    ),
 }
 
 
@@ -123,7 +127,7 @@ def test_custom_loss_that_does_not_lower_uses_plain_xla(as_on_a_gpu):
     with listening() as decisions:
         text = lowered(update, state)
     assert "sort" in decisions["learning of agent"]
-    assert kernels_in(text) == {"act", "scan_replicas", "note"}
+    assert kernels_in(text) == {"act", "scan_replicas", "note", "decayed"}
 
 
 def test_nothing_is_reported_on_a_cpu():

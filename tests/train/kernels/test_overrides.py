@@ -93,14 +93,16 @@ def how(kernel, found, built_in):
 def test_no_kernel_computes_a_function_that_is_overridden():
     kernels = ("scan_replicas", "gradient", "note")
     built_in = payloads()
-    assert built_in.keys() == {*kernels, "act"}  # the first step is before a whole rollout
+    others = {"act", "decayed"}  # the first step is before a whole rollout
+    assert built_in.keys() == {*kernels, *others}
     found = {name: payloads(name) for name in EXPECTED}
     for name, programs in found.items():
-        assert programs.keys() <= {*kernels, "act"}
+        assert programs.keys() <= {*kernels, *others}
         for kernel, texts in programs.items():
             # with a custom act, only values are noted
             assert texts <= built_in[kernel] or not texts & built_in[kernel], (name, kernel)
-    assert found["network"].keys() == {"scan_replicas"}  # which is traced from the custom one
+    # the first one is traced from the custom one
+    assert found["network"].keys() == {"scan_replicas", "decayed"}
     ways = {
         name: tuple(how(kernel, programs, built_in) for kernel in kernels)
         for name, programs in found.items()
@@ -221,7 +223,9 @@ def test_a_custom_environment_keeps_its_kernels(registry):
     wdjax.register("lander", Lander)
     config = TrainConfig(env="lander", policies={"agent": PolicyConfig(network=NETWORK)}, **OWN)
     # notes: of the rollout, of its last observation, and of final ones at truncations
-    assert count_of(config) == {"act": 1, "scan_replicas": 1, "note": 3, "gradient": 1}
+    assert count_of(config) == {
+        "act": 1, "scan_replicas": 1, "note": 3, "decayed": 1, "gradient": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -229,15 +233,18 @@ def test_custom_environments_with_groups_keep_their_kernels(registry):
     ring = own_game.game()
     sets = {
         "pool_sets": 4, "pool_sets_back": 2, "act": 2, "note": 2, "gradient": 4, "scan_replicas": 1,
+        "decayed": 2,
     }  # fmt: skip
     assert count_of(dataclasses.replace(ring, **OWN)) == sets
     flat = {
         "hunter": PolicyConfig(network=NETWORK),
         "prey": PolicyConfig(algorithm="A2C", network=NETWORK),
     }
-    kernels = {"act": 2, "scan_replicas": 1, "note": 3, "gradient": 2}  # A2C notes only the last
+    # A2C notes only the last
+    kernels = {"act": 2, "scan_replicas": 1, "note": 3, "decayed": 2, "gradient": 2}
     assert count_of(dataclasses.replace(ring, policies=flat, **OWN)) == kernels
-    kernels = {"act": 2, "note": 1, "gradient": 1, "nearest_neighbors": 1}  # runners never learn
+    # runners never learn
+    kernels = {"act": 2, "note": 1, "decayed": 1, "gradient": 1, "nearest_neighbors": 1}
     assert count_of(dataclasses.replace(own_network.game("nearby"), **OWN)) == kernels
 
 
