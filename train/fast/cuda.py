@@ -27,7 +27,6 @@ from wdjax.train.kernels.gradient_wide import wide_gradient
 from wdjax.train.kernels.layers import (
     NO_KERNELS,
     OBSERVATIONS,
-    STREAMED,
     Tower,
     reaches,
     why_plain,
@@ -41,8 +40,9 @@ from wdjax.train.kernels.rollout import (
     step_replicas,
     why_by_scan,
 )
-from wdjax.train.kernels.towers import first_products, inputs_of, towers_of, transposed
+from wdjax.train.kernels.towers import inputs_of, towers_of, transposed
 from wdjax.train.networks.distributions import Categorical, draw_uniform
+from wdjax.train.networks.encoders import FlatEncoder
 from wdjax.train.state.aliases import Carry, EnvParams, Fields, Observation, Params, PyTree
 from wdjax.train.state.engine import Ahead, Evaluate, Loss, Means
 from wdjax.train.state.flat import ALIGNED, Flat
@@ -361,18 +361,14 @@ def kernel_gradient(
     params = state.params if is_flat else Flat.of(state.params, policy.engine.multiple)
     shape, options = policy.engine.shape, policy.options(hypers)
 
-    def encoded(params: Flat) -> tuple[list[jax.Array], list[jax.Array]]:
-        tree = params.split()
-        inputs = inputs_of(policy, state.replace(params=tree), batch.obs)
-        if shape.inputs == STREAMED:  # XLA removes the unused products, but not their derivative
-            return first_products(tree, inputs, shape), inputs
-        return inputs, inputs
+    def encoded(params: Flat) -> list[jax.Array]:
+        return inputs_of(policy, state.replace(params=params.split()), batch.obs)
 
-    _, back, inputs = jax.vjp(encoded, params, has_aux=True)
+    inputs, back = jax.vjp(encoded, params)
     task, data = prepare(shape, inputs, batch.action, rows_of(batch), loss, options, interpret)
     if shape.is_narrow:
         grads, sums, of_inputs = gradient_kernel(task, data, params)
-        if of_inputs:
+        if policy.encoder is not FlatEncoder:
             grads = jax.tree.map(jnp.add, grads, back(of_inputs)[0])
     else:
         tree, sums = wide_gradient(task, data, params.split())

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.kernels.half import in_range
 from wdjax.train.kernels.layers import (
     STREAMED,
     STREAMED_STAGES,
@@ -28,6 +27,7 @@ from wdjax.train.kernels.layers import (
     column,
     component_columns,
     dtype_of,
+    hidden_product,
     load_rows,
     log_prob_and_entropy,
     padded,
@@ -204,26 +204,24 @@ def run_tower(inputs_ref: Ref, row: jax.Array, tower: TowerRefs, shape: Shape) -
         shape: static sizes of the policy.
     """
     first, (second_ref, second_bias_ref), *others = tower
-    inputs, dtype = load_inputs(inputs_ref, row, shape), dtype_of(shape)
-    chunk = chunk_of(dtype, shape.widths[1])
+    inputs = load_inputs(inputs_ref, row, shape)
+    chunk = chunk_of(dtype_of(shape), shape.widths[1])
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         units = pallas.span(i * chunk, chunk)
         features = first_layer(inputs, first, units, shape)
-        return sums + product(in_range(features, dtype), second_ref[:, units].T, dtype)
+        return sums + hidden_product(features, second_ref[:, units].T, shape)
 
     if shape.inputs == STREAMED:
-        rows_of = lambda start, size: first[0][:, pallas.span(start, size)].T  # noqa: E731
-        before = streamed(inputs_ref, row, rows_of, shape) + first[1][...][None, :]
-        features = in_range(activation_of(shape)(before), dtype)
-        outputs = product(features, second_ref[...].T, dtype)
+        before = streamed(inputs_ref, row, first[0], shape) + first[1][...][None, :]
+        outputs = hidden_product(activation_of(shape)(before), second_ref[...].T, shape)
     else:
         zeros = jnp.zeros((row.shape[0], second_ref.shape[0]), jnp.float32)
         outputs = jax.lax.fori_loop(0, shape.widths[1] // chunk, add, zeros)
     outputs += second_bias_ref[...][None, :]
     for kernel_ref, bias_ref in others:
-        outputs = in_range(activation_of(shape)(outputs), dtype)
-        outputs = product(outputs, kernel_ref[...].T, dtype) + bias_ref[...][None, :]
+        hidden = activation_of(shape)(outputs)
+        outputs = hidden_product(hidden, kernel_ref[...].T, shape) + bias_ref[...][None, :]
     return outputs
 
 

@@ -4,18 +4,18 @@ Each program runs blocks of rows, one after the other, forward and backward thro
 activation is written to memory. The gradients of all matrices stay in registers; each program
 writes them once, and they are summed afterwards. Wide towers: train/kernels/gradient_wide.py.
 
-Two towers, for policy and value, are two launches: no term of the loss depends on both.
+Two towers, for policy and value, have separate programs: no term of the loss depends on both.
 
-With bounded activations (tanh), all layers except the first use float16 (`dtype_of`). Its range is
-small, so gradients are divided by the largest gradient of the outputs that the program has seen.
-Rounding errors are at most
+All layers except the first use float16 (`dtype_of`). Its range is small, so gradients are divided
+by the largest gradient of the outputs that the program has seen. Without a bound of the activation,
+rows of hidden units and inputs are divided, too, if they exceed 65504 (`in_half`); above about 4e9,
+gradients may become infinite. Rounding errors are at most
 
 * 2^-12 of a gradient, or 2^-25 of the largest gradient,
-* 2^-11 of an activation h, hence 2^-10 of its slope 1 - h^2. Saturated units have smaller slopes,
-  so their gradients are inexact.
+* 2^-11 of an activation h, hence 2^-10 of the slope of tanh, 1 - h^2. Saturated units have smaller
+  slopes, so their gradients are inexact.
 
-For the gradient of the first matrix, inputs are clipped to 65504. Other activations use
-float32 throughout.
+With tanh, inputs are clipped to 65504 for the gradient of the first matrix.
 
 The inputs have an additional column of ones, which makes the first bias a row of its matrix. If
 inputs are streamed, this is the only column, and the products of a loop over inputs are added.
@@ -52,9 +52,18 @@ from wdjax.train.kernels.passes import (
     load_with_ones,
     store_of_inputs,
 )
-from wdjax.train.kernels.vectors import Held, Matrix, alone, large_matrices, matrices_of, merged
+from wdjax.train.kernels.towers import first_gradients, towers_of, transposed
+from wdjax.train.kernels.vectors import (
+    Held,
+    Matrix,
+    Piece,
+    alone,
+    first_pieces,
+    matrices_of,
+    merged,
+)
 from wdjax.train.state.engine import BatchRows, Loss, Means
-from wdjax.train.state.flat import ALIGNED, Flat
+from wdjax.train.state.flat import ALIGNED, Flat, Layout
 from wdjax.train.state.rows import Evaluation
 
 ROWS = 64  # rows of a block
@@ -116,6 +125,34 @@ class Task:
         return jnp.sum(loss), found
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Results of the programs for one tower: a vector with gradients and terms of the loss."""
+
+    outputs: str
+    """BOTH, POLICY or VALUE"""
+    weights: tuple[Matrix, ...]
+    """matrices in the vector of all parameters"""
+    grads: tuple[Matrix, ...]
+    """their gradients in the computed vector"""
+    arrays: tuple[Piece, ...]
+    """arrays in the computed vector, placed in the vector of all parameters"""
+    num_terms: int
+    """number of terms of the loss, padded"""
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.arrays)
+
+    @property
+    def first_term(self) -> int:
+        return self.size + -self.size % ALIGNED
+
+    @property
+    def total(self) -> int:
+        return self.first_term + self.num_terms
+
+
 def prepare(
     shape: Shape,
     inputs: Sequence[jax.Array],
@@ -165,129 +202,174 @@ def load_block(
 def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, list[jax.Array]]:
     """Return gradients of the loss summed over valid rows, and sums of its terms.
 
+    The members of a population share the programs of the kernel.
+
     Args:
         task: from `prepare`.
         data: from `prepare`.
         params: parameters of an actor-critic network.
 
     Returns:
-        (gradients of the parameters in the kernels, 0 for others; sums; gradients of the inputs of
-        each tower if these depend on parameters, or of the products of streamed inputs).
+        (gradients of the parameters of the towers, 0 for others; sums; gradients of the inputs of
+        each tower if these depend on parameters).
     """
-    inputs, *rest = data
-    layout = params.layout
-    towers, large = matrices_of(layout, task.shape), large_matrices(layout, task.shape)
-    parts = [BOTH] if task.shape.shared else [POLICY, VALUE]
-    own_inputs = [inputs[:1], inputs[-1:]]
-    sums: Means = {}
-    grads, of_inputs = [], []
-    for part, tower, first, own in zip(parts, towers, large, own_inputs, strict=False):
-        operands = (own, *rest), params.vector
-        grad, found, *more = _tower_gradient(task, *operands, tower, first, part)  # type: ignore[arg-type]
-        grads.append(grad)
-        terms = found if part != VALUE else task.study.of_value
-        sums |= {name: found[name] for name in terms}
-        of_inputs += more
-    return params.replace(vector=merged(layout, grads)), sums, of_inputs
-
-
-def _tower_gradient(
-    task: Task,
-    data: Data,
-    vector: jax.Array,
-    tower: tuple[Matrix, ...],
-    large: Matrix | None,
-    part: str,
-) -> tuple[Any, ...]:
-    """Return (gradient of the tower, sums of terms), and the gradient of its inputs.
-
-    The gradient is a pair as for `merged`. The members of a population share the programs of the
-    kernel.
-    """
-    shape, num_rows = task.shape, len(data[-1].valid)
-    rows = min(ROWS, padded(num_rows))
-    outputs, arrays = alone(tower)
-    size = sum(piece.size for piece in arrays)
-    first_term = size + -size % ALIGNED
-    total = first_term + padded(len(task.study.terms))
-    is_streamed = shape.inputs == STREAMED
-    num_columns = shape.hidden[0] if is_streamed else shape.num_inputs
-    columns = shape.widths[1] if is_streamed else sum(width for _, width in pieces(num_columns))
-    of_inputs = jax.ShapeDtypeStruct((num_rows, columns), jnp.float32)
-    # without a loop over inputs, the loop over blocks would have the stages
-    stages = STREAMED_STAGES if is_streamed and shape.num_inputs > shape.at_once else 1
-
-    def run(members: int, *operands: Any) -> tuple[jax.Array, jax.Array | None]:
-        blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, PROGRAMS // members))
-        programs = pallas.cdiv(num_rows, rows * blocks)
-        kernel = functools.partial(
-            _kernel,
-            task=task,
-            part=part,
-            num_rows=num_rows,
-            rows=rows,
-            blocks=blocks,  # of rows, one after the other in each program
-            matrices=(tower, outputs),
-            large=large,
-            first_term=first_term,
-        )
-        grads = jax.ShapeDtypeStruct((programs * total,), jnp.float32)
-        out_shape = grads, None if shape.inputs == OBSERVATIONS else of_inputs
-        found, more = pallas.call(
-            kernel, "gradient", out_shape, (programs,), WARPS, stages, interpret=task.interpret
-        )(*operands)
-        return jnp.sum(found.reshape(programs, total), axis=0), more
-
-    run_one = jax.custom_batching.custom_vmap(functools.partial(run, 1))
+    shape, layout, large = task.shape, params.layout, None
+    if shape.inputs == STREAMED:
+        towers = transposed(towers_of(params.split(), shape), shape)
+        large = [first for (first, _), *_ in towers]
+    parts = parts_of(task, layout)
+    run_one = jax.custom_batching.custom_vmap(functools.partial(_call, task, parts, 1))
 
     @run_one.def_vmap
     def run_members(members: int, batched: list, *operands: Any) -> tuple:
         axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
-        found = jax.vmap(functools.partial(run, members), in_axes=axes)(*operands)
+        run = functools.partial(_call, task, parts, members)
+        found = jax.vmap(run, in_axes=axes)(*operands)
         return found, jax.tree.map(lambda _: True, found)
 
-    (inputs,), *numbers = data
-    found, more = run_one(inputs, *numbers, vector)
-    sums = dict(zip(task.study.terms, found[first_term:], strict=False))
-    result = (arrays, found[:size]), sums
-    return result if more is None else (*result, more[:, :num_columns])
+    found, of_inputs = run_one(*data, params.vector, large)
+    sums: Means = {}
+    grads: list[tuple[Sequence[Piece], jax.Array]] = []
+    for part in parts:
+        own, found = found[: part.total], found[part.total :]
+        grads.append((part.arrays, own[: part.size]))
+        terms = dict(zip(task.study.terms, own[part.first_term :], strict=False))
+        read = terms if part.outputs != VALUE else task.study.of_value
+        sums |= {name: terms[name] for name in read}
+    if shape.inputs == STREAMED:
+        rows = [own.reshape(-1, shape.num_inputs) for own in data[0]]
+        matrices, of_inputs = first_gradients(rows, of_inputs, params.split(), shape)
+        places = first_pieces(layout, shape)
+        grads += [([place], own.reshape(-1)) for place, own in zip(places, matrices, strict=True)]
+    vector = merged(layout, grads)
+    if shape.inputs == STREAMED:
+        # XLA joins these large arrays once, and not again in each of their uses
+        vector = jax.lax.optimization_barrier(vector)
+    return params.replace(vector=vector), sums, of_inputs
+
+
+def parts_of(task: Task, layout: Layout) -> tuple[Part, ...]:
+    """Return what programs compute, for each tower."""
+    names = [BOTH] if task.shape.shared else [POLICY, VALUE]
+    towers, num_terms = matrices_of(layout, task.shape), padded(len(task.study.terms))
+    return tuple(
+        Part(name, tower, *alone(tower), num_terms)
+        for name, tower in zip(names, towers, strict=True)
+    )
+
+
+def _call(
+    task: Task, parts: tuple[Part, ...], members: int, *operands: Any
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Launch the kernel: the vectors of all parts, and gradients of the inputs of each.
+
+    Args:
+        task: from `prepare`.
+        parts: what programs compute; each part has its own programs.
+        members: members of a population that share the multiprocessors.
+        operands: data from `prepare`, vector of parameters, streamed matrices.
+    """
+    shape, num_rows = task.shape, len(operands[3].valid)
+    rows, total = min(ROWS, padded(num_rows)), sum(part.total for part in parts)
+    is_streamed = shape.inputs == STREAMED
+    num_columns = shape.hidden[0] if is_streamed else shape.num_inputs
+    columns = shape.widths[1] if is_streamed else sum(width for _, width in pieces(num_columns))
+    of_inputs = jax.ShapeDtypeStruct((num_rows, len(parts) * columns), jnp.float32)
+    # without a loop over inputs, the loop over blocks would have the stages
+    stages = STREAMED_STAGES if is_streamed and shape.num_inputs > shape.at_once else 1
+    blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, PROGRAMS // members))
+    programs = pallas.cdiv(num_rows, rows * blocks)
+    kernel = functools.partial(
+        _kernel,
+        task=task,
+        parts=parts,
+        num_rows=num_rows,
+        rows=rows,
+        blocks=blocks,  # of rows, one after the other in each program
+    )
+    grads = jax.ShapeDtypeStruct((programs * total,), jnp.float32)
+    out_shape = grads, None if shape.inputs == OBSERVATIONS else of_inputs
+    grid = programs, len(parts)
+    found, more = pallas.call(
+        kernel, "gradient", out_shape, grid, WARPS, stages, interpret=task.interpret
+    )(*operands)
+    firsts = [] if more is None else [i * columns for i in range(len(parts))]
+    return jnp.sum(found.reshape(programs, total), axis=0), [
+        more[:, first : first + num_columns] for first in firsts
+    ]
 
 
 # Inside a kernel
 
 
 def _kernel(
+    inputs_refs: list[Ref],
+    action_ref: Ref,
+    hypers_ref: Ref,
+    row_refs: BatchRows,
+    vector_ref: Ref,
+    large_refs: list[Ref] | None,
+    grads_ref: Ref,
+    of_inputs_ref: Ref | None,
+    *,
+    task: Task,
+    parts: tuple[Part, ...],
+    num_rows: int,
+    rows: int,
+    blocks: int,
+) -> None:
+    # interpreted, `when` has no index of a program
+    program, own = pallas.program_id(), pallas.program_id(1)
+    totals = [part.total for part in parts]
+
+    def run(i: int) -> None:
+        inputs_ref = inputs_refs[min(i, len(inputs_refs) - 1)]
+        large_ref = None if large_refs is None else large_refs[i]
+        of_inputs = None
+        if of_inputs_ref is not None:
+            columns = of_inputs_ref.shape[1] // len(parts)
+            of_inputs = of_inputs_ref, i * columns, columns
+        data = inputs_ref, action_ref, hypers_ref, row_refs
+        refs = *data, vector_ref, large_ref, grads_ref, of_inputs
+        place = program * sum(totals) + sum(totals[:i])
+        _part(*refs, program, place, task, parts[i], num_rows, rows, blocks)
+
+    if len(parts) == 1:
+        run(0)
+    else:
+        for i in range(len(parts)):
+            pallas.when(own == i, functools.partial(run, i))
+
+
+def _part(
     inputs_ref: Ref,
     action_ref: Ref,
     hypers_ref: Ref,
     row_refs: BatchRows,
     vector_ref: Ref,
+    large_ref: Ref | None,
     grads_ref: Ref,
-    of_inputs_ref: Ref | None,
-    *,
+    of_inputs: tuple[Ref, int, int] | None,
+    program: jax.Array,
+    place: jax.Array,
     task: Task,
-    part: str,
+    part: Part,
     num_rows: int,
     rows: int,
     blocks: int,
-    matrices: tuple[tuple[Matrix, ...], tuple[Matrix, ...]],
-    large: Matrix | None,
-    first_term: int,
 ) -> None:
-    weights, outputs_of = [Held(vector_ref, own) for own in matrices[0]], matrices[1]
-    first = None if large is None else Held(vector_ref, large)
-    num_terms = padded(len(task.study.terms))
+    """Run the blocks of a program, whose results start at `place` of `grads_ref`."""
+    weights = [Held(vector_ref, own) for own in part.weights]
     shape, options = task.shape, task.options_of(hypers_ref)
-    program, scaled = pallas.program_id(), dtype_of(shape) == HALF
+    scaled = dtype_of(shape) == HALF
 
     def add(i: jax.Array, carry: tuple) -> tuple:
-        index, actions, row = load_block(
-            row_refs, action_ref, (program * blocks + i) * rows, rows, num_rows, shape
-        )
-        inputs, products = load_with_ones(inputs_ref, index, weights[0], first, shape)
+        start = (program * blocks + i) * rows
+        index, actions, row = load_block(row_refs, action_ref, start, rows, num_rows, shape)
+        inputs, products = load_with_ones(inputs_ref, index, weights[0], large_ref, shape)
         outputs, features, backs = forward(weights, inputs, products, shape)
         gradient_of = jax.grad(task.loss_sums, has_aux=True)
-        gradient, found = gradient_of(outputs, actions, row, part, options)
+        gradient, found = gradient_of(outputs, actions, row, part.outputs, options)
         grads, sums, top = carry
         if scaled:  # divided by the running maximum; infinity becomes NaN
             larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))
@@ -295,21 +377,19 @@ def _kernel(
             gradient, top = gradient * (1.0 / larger), larger
         found_grads, gradient = backward(weights, features, backs, gradient)
         grads = jax.tree.map(jnp.add, grads, found_grads)
-        if of_inputs_ref is not None:
-            start = (program * blocks + i) * rows
-            store_of_inputs(of_inputs_ref, gradient, top, weights[0], start, shape)
-        return grads, sums + as_columns(jax.tree.leaves(found), sums.shape[1]), top
+        if of_inputs is not None:
+            store_of_inputs(*of_inputs, gradient, top, weights[0], start, shape)
+        return grads, sums + as_columns(jax.tree.leaves(found), part.num_terms), top
 
     sizes = [(MIN_SIZE, own.shape[1]) if own.shape[0] == 1 else own.shape for own in weights]
     zeros = [jnp.zeros(sorted(size, reverse=True)) for size in sizes]
-    carry = (zeros, jnp.zeros((rows, num_terms)), jnp.float32(TINY if scaled else 1.0))
+    carry = (zeros, jnp.zeros((rows, part.num_terms)), jnp.float32(TINY if scaled else 1.0))
     grads, sums, top = jax.lax.fori_loop(0, blocks, add, carry)
-    start = program * (first_term + num_terms)
-    for matrix, grad in zip(outputs_of, grads, strict=True):
+    for matrix, grad in zip(part.grads, grads, strict=True):
         if matrix.shape[0] == 1:  # gradient of a bias
             grad = column(grad, 0)[None, :]
         elif matrix.shape[0] <= matrix.shape[1]:
             grad = grad.T
-        matrix.store(grads_ref, start, top * grad)
-    terms = start + first_term + jax.lax.broadcasted_iota(jnp.int32, (num_terms,), 0)
+        matrix.store(grads_ref, place, top * grad)
+    terms = place + part.first_term + jax.lax.broadcasted_iota(jnp.int32, (part.num_terms,), 0)
     pallas.store(grads_ref.at[terms], jnp.sum(sums, axis=0))

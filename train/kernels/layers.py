@@ -19,7 +19,7 @@ from flax import nnx
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS
 from wdjax.kernels.backend import on_cpu
-from wdjax.kernels.half import HALF
+from wdjax.kernels.half import HALF, in_half, in_range
 from wdjax.kernels.support import why_no_kernels
 from wdjax.overrides import overridden
 from wdjax.spaces import Dict
@@ -100,6 +100,11 @@ class Shape:
         """Whether a program can hold the gradients of all matrices."""
         numbers = sum(math.prod(pair) for pair in zip(self.widths, self.widths[1:], strict=False))
         return self.num_towers * numbers <= NARROW
+
+    @property
+    def rescales(self) -> bool:
+        """Whether hidden units may exceed the range of float16 and are then divided."""
+        return self.is_narrow and self.activation != "tanh"
 
     @property
     def components(self) -> list[tuple[int, int]]:
@@ -271,12 +276,11 @@ def dtype_of(shape: Shape) -> str:
     """Return the dtype of the inputs of all products but the first.
 
     Products of float32 round to tf32 with 11 significant bits. float16 has as many, and tensor
-    cores multiply it twice as fast. A hidden unit above 65504 is infinite in gradients, so that the
-    update is reported as bad; for acting it is 65504. Small networks with unbounded activations use
-    float32.
+    cores multiply it twice as fast. Narrow networks divide hidden units above 65504 (`in_half`). In
+    wide ones they are infinite in gradients, so that the update is reported as bad, and 65504 for
+    acting.
     """
-    is_half = shape.dtype == "float32" and (shape.activation == "tanh" or not shape.is_narrow)
-    return HALF if is_half else shape.dtype
+    return HALF if shape.dtype == "float32" else shape.dtype
 
 
 # Inside a kernel
@@ -303,26 +307,24 @@ def load_rows(ref: Ref, rows: jax.Array, first: Any, width: int, shape: Shape) -
         shape: static sizes of the policy.
     """
     columns = first + jax.lax.broadcasted_iota(jnp.int32, (rows.shape[0], width), 1)
-    index = rows[:, None] * shape.num_inputs + jnp.minimum(columns, shape.num_inputs - 1)
+    index = rows[:, None] * shape.num_inputs + columns
     return pallas.load(ref.at[index], mask=columns < shape.num_inputs, other=0.0)
 
 
-def streamed(
-    ref: Ref, rows: jax.Array, matrix: Callable[[Any, int], jax.Array], shape: Shape
-) -> jax.Array:
+def streamed(ref: Ref, rows: jax.Array, matrix: Ref, shape: Shape) -> jax.Array:
     """Return the products of a block of inputs and the first matrix, [B, width], by a loop.
 
     Args:
         ref: flat inputs of all rows.
         rows: [B] int32, rows of the block.
-        matrix: matrix(first, size) -> `size` rows of the first matrix from `first` on.
+        matrix: the first matrix, `transposed`: tensor cores sum over its last axis.
         shape: static sizes of the policy.
     """
     size = shape.at_once
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
         inputs = load_rows(ref, rows, i * size, size, shape)
-        return sums + product(inputs, matrix(i * size, size), shape.dtype)
+        return sums + product(inputs, matrix[:, pallas.span(i * size, size)].T, shape.dtype)
 
     zeros = jnp.zeros((rows.shape[0], shape.widths[1]), jnp.float32)
     return jax.lax.fori_loop(0, pallas.cdiv(shape.num_inputs, size), add, zeros)
@@ -331,6 +333,15 @@ def streamed(
 def product(left: jax.Array, right: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     """Return left @ right, [B, n] float32, of numbers rounded to `dtype`."""
     return jnp.dot(left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def hidden_product(hidden: jax.Array, matrix: jax.Array, shape: Shape) -> jax.Array:
+    """Return the products of hidden units and a matrix, [B, n] float32."""
+    dtype = dtype_of(shape)
+    if not shape.rescales:
+        return product(in_range(hidden, dtype), matrix, dtype)
+    halves, scale = in_half(hidden)
+    return scale * product(halves, matrix, dtype)
 
 
 def component_columns(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax.Array]:

@@ -1,14 +1,14 @@
 """A block of rows forward and backward through a tower, inside a gradient kernel."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import SLOPES
-from wdjax.kernels.half import in_range
+from wdjax.kernels.half import in_half, in_range
 from wdjax.train.kernels.layers import (
     MIN_SIZE,
     STREAMED,
@@ -23,9 +23,13 @@ from wdjax.train.kernels.layers import (
 )
 from wdjax.train.kernels.vectors import Held
 
+Factor: TypeAlias = tuple[jax.Array, jax.Array | None]
+"""(factor of products in `dtype_of`, [B, columns]; scale by which its rows were divided, [B, 1],
+or None)"""
+
 
 def load_with_ones(
-    ref: Ref, rows: jax.Array, first: Held, large: Held | None, shape: Shape
+    ref: Ref, rows: jax.Array, first: Held, large: Ref | None, shape: Shape
 ) -> tuple[jax.Array, Any]:
     """Load the inputs of a block.
 
@@ -33,7 +37,8 @@ def load_with_ones(
         ref: flat inputs of all rows.
         rows: [B] int32, rows of the block.
         first: matrix of the first layer, with its bias.
-        large: the matrix that multiplies streamed inputs; `first` then contains only the bias.
+        large: `transposed` matrix that multiplies streamed inputs; `first` then contains only the
+            bias.
         shape: static sizes of the policy.
 
     Returns:
@@ -46,14 +51,14 @@ def load_with_ones(
         inputs = load_rows(ref, rows, 0, first.shape[0], shape)
     else:
         inputs = jnp.zeros(size)
-        products = streamed(ref, rows, large.load, shape)
+        products = streamed(ref, rows, large, shape)
     columns = jax.lax.broadcasted_iota(jnp.int32, size, 1)
     return jnp.where(columns == shape.num_held, 1.0, inputs), products
 
 
 def forward(
     weights: Sequence[Held], inputs: jax.Array, products: Any, shape: Shape
-) -> tuple[jax.Array, list[jax.Array], list[Callable[[jax.Array], jax.Array]]]:
+) -> tuple[jax.Array, list[Factor], list[Callable[[jax.Array], jax.Array]]]:
     """Run a block of rows through a tower with its matrices in memory. Sums are float32.
 
     Args:
@@ -68,19 +73,20 @@ def forward(
     dtype = dtype_of(shape)
     outputs = product(inputs, weights[0].load(), "float32") + products
     # clipped for the gradient of the first matrix, which in float32 takes 17 % more instructions
-    features = [in_range(inputs, dtype).astype(dtype)]
+    features = [factor_of(inputs if shape.rescales else in_range(inputs, dtype), shape)]
     backs: list[Callable[[jax.Array], jax.Array]] = []
     for kernel, bias in zip(weights[1::2], weights[2::2], strict=True):
-        hidden, back = activate(outputs, shape)
-        outputs = product(hidden, kernel.load(), dtype) + bias.load()
-        features.append(hidden)
+        (hidden, scale), back = activate(outputs, shape)
+        outputs = product(hidden, kernel.load(), dtype)
+        outputs = (outputs if scale is None else scale * outputs) + bias.load()
+        features.append((hidden, scale))
         backs.append(back)
     return outputs, features, backs
 
 
 def backward(
     weights: Sequence[Held],
-    features: list[jax.Array],
+    features: list[Factor],
     backs: list[Callable[[jax.Array], jax.Array]],
     gradient: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array]:
@@ -100,12 +106,13 @@ def backward(
         (gradients of the matrices and biases, gradient of the products of the first layer).
     """
     grads: list[jax.Array] = []
-    dtype = features[0].dtype
+    dtype = features[0][0].dtype
     ones = jnp.ones((gradient.shape[0], MIN_SIZE), dtype)
-    for i in reversed(range(len(features))):
+    for i, (hidden, scale) in reversed(list(enumerate(features))):
+        scaled = (gradient if scale is None else scale * gradient).astype(dtype)
         gradient = gradient.astype(dtype)
-        upright = features[i].shape[1] > gradient.shape[1]
-        long, short = (features[i], gradient) if upright else (gradient, features[i])
+        upright = hidden.shape[1] > gradient.shape[1]
+        long, short = (hidden, scaled) if upright else (scaled, hidden)
         if i:
             grads.append(product(gradient.T, ones, dtype))
         grads.append(product(long.T, short, dtype))
@@ -115,12 +122,21 @@ def backward(
 
 
 def store_of_inputs(
-    ref: Ref, gradient: jax.Array, scale: jax.Array, first: Held, start: jax.Array, shape: Shape
+    ref: Ref,
+    first_column: int,
+    columns: int,
+    gradient: jax.Array,
+    scale: jax.Array,
+    first: Held,
+    start: jax.Array,
+    shape: Shape,
 ) -> None:
     """Store the gradient of the inputs of a block.
 
     Args:
-        ref: [R, columns], gradients of all rows.
+        ref: gradients of all rows of all towers, [R, towers * columns].
+        first_column: first column of the tower.
+        columns: number of its columns.
         gradient: [B, width] of the products of the first layer, divided by `scale`.
         scale: ().
         first: matrix of the first layer, [inputs, width].
@@ -128,26 +144,33 @@ def store_of_inputs(
         shape: static sizes of the policy.
     """
     row = start + jax.lax.broadcasted_iota(jnp.int32, (gradient.shape[0], 1), 0)
-    for column, width in pieces(ref.shape[1]):
+    for column, width in pieces(columns):
         values = gradient
         if shape.inputs != STREAMED:
             values = product(gradient, first.load(column, width).T, "float32")
-        own = ref.at[pallas.span(start, len(row)), column : column + width]
+        left = first_column + column
+        own = ref.at[pallas.span(start, len(row)), left : left + width]
         pallas.store(own, scale * values, mask=jnp.broadcast_to(row < ref.shape[0], values.shape))
 
 
-def activate(values: jax.Array, shape: Shape) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+def factor_of(values: jax.Array, shape: Shape) -> Factor:
+    """Return values as a factor of products."""
+    return in_half(values) if shape.rescales else (values.astype(dtype_of(shape)), None)
+
+
+def activate(values: jax.Array, shape: Shape) -> tuple[Factor, Callable[[jax.Array], jax.Array]]:
     """Return (act(values), its backward function).
 
-    The backward function reads act(values), which stays in registers, if that suffices.
+    The backward function reads act(values), which stays in registers, if that suffices. Dividing
+    act(values) does not change the slope of relu, and tanh is not divided.
     """
     name, dtype = shape.activation, dtype_of(shape)
     act = activation_of(shape)
     if name in SLOPES:
-        after = act(values).astype(dtype)
-        return after, lambda gradient: gradient.astype(dtype) * SLOPES[name](after)
-    after, back = jax.vjp(act, values)
-    return after, lambda gradient: back(gradient)[0]
+        after, scale = factor_of(act(values), shape)
+        return (after, scale), lambda gradient: gradient.astype(dtype) * SLOPES[name](after)
+    hidden, back = jax.vjp(act, values)
+    return factor_of(hidden, shape), lambda gradient: back(gradient)[0]
 
 
 def as_columns(rows: Sequence[jax.Array], width: int) -> jax.Array:

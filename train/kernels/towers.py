@@ -1,6 +1,6 @@
 """Observations and parameters of a policy in the layout of kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,9 +10,13 @@ from flax import nnx
 from wdjax.kernels import pallas
 from wdjax.train.kernels.layers import STREAMED, TRUNKS, Shape, Tower, dtype_of
 from wdjax.train.networks.encoders import FlatEncoder, encode
+from wdjax.train.networks.linear import PART, over_rows
 from wdjax.train.state.aliases import Observation
 from wdjax.train.state.policy import Policy
 from wdjax.train.state.state import PolicyState
+
+PARTS, FEW_ROWS = 4, 256
+"""parts of a gradient of streamed inputs with few rows, and fewest rows of a part"""
 
 
 def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> list[jax.Array]:
@@ -35,16 +39,36 @@ def inputs_of(policy: Policy, state: PolicyState, obs: Observation) -> list[jax.
     return [rows.reshape(-1, rows.shape[-1]) for rows in found]
 
 
-def first_products(
-    params: Mapping[str, Any], inputs: list[jax.Array], shape: Shape
-) -> list[jax.Array]:
-    """Return the products of inputs and the first matrix of each tower, [R, units]."""
-    names = TRUNKS[: shape.num_towers]
-    first = [params[name]["mlp"]["layer_0"]["kernel"] for name in names]
-    if len(inputs) == len(first):
-        return [rows @ matrix for rows, matrix in zip(inputs, first, strict=True)]
-    together = inputs[0] @ jnp.concatenate(first, axis=1)  # one product is faster than two
-    return jnp.split(together, len(first), axis=1)
+def first_gradients(
+    inputs: Sequence[jax.Array],
+    of_products: list[jax.Array],
+    params: Mapping[str, Any],
+    shape: Shape,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Return the gradients of the factors of streamed products.
+
+    Args:
+        inputs: [R, num_inputs] of each tower, or of all towers.
+        of_products: [R, units], gradients of the products of inputs and the first matrix of each
+            tower.
+        params: parameters of the network.
+        shape: static sizes of the policy.
+
+    Returns:
+        (gradients of the matrices, [num_inputs, units]; gradients of the inputs of each tower,
+        [R, num_inputs]).
+    """
+    first = [params[name]["mlp"]["layer_0"]["kernel"] for name in TRUNKS[: shape.num_towers]]
+    gradients = of_products
+    if len(inputs) < len(gradients):  # one product is faster than two
+        gradients = [jnp.concatenate(gradients, axis=1)]
+    part, pairs = (
+        min(PART, max(FEW_ROWS, len(inputs[0]) // PARTS)),
+        zip(inputs, gradients, strict=True),
+    )
+    sums = [over_rows(x[:, None], d[:, None], part) for x, d in pairs]
+    matrices = [one for both in sums for one in jnp.split(both, len(first) // len(sums), axis=1)]
+    return matrices, [d @ matrix.T for d, matrix in zip(of_products, first, strict=True)]
 
 
 def towers_of(params: Mapping[str, Any], shape: Shape) -> tuple[Tower, ...]:

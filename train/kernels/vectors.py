@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.train.kernels.layers import STREAMED, TRUNKS, Ref, Shape, padded
+from wdjax.train.kernels.layers import TRUNKS, Ref, Shape, padded
 from wdjax.train.state.flat import Layout
 
 
@@ -36,7 +36,7 @@ class Piece:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def places(self, size: tuple[int, int], row: Any = 0) -> tuple[jax.Array, jax.Array | None]:
+    def places(self, size: tuple[int, int], row: int = 0) -> tuple[jax.Array, jax.Array | None]:
         """Return positions in the vector for a block of the matrix, and which of them are valid.
 
         The mask is None if the array covers the block.
@@ -49,7 +49,7 @@ class Piece:
         rows, columns = row + rows - self.row, columns - self.column
         position = self.first + rows * self.shape[1] + columns
         is_whole = self.row == self.column == 0 and self.shape[1] == size[1]
-        if is_whole and isinstance(row, int) and row + size[0] <= self.shape[0]:
+        if is_whole and row + size[0] <= self.shape[0]:
             return position, None
         inside = (rows >= 0) & (rows < self.shape[0])
         return position, inside & (columns >= 0) & (columns < self.shape[1])
@@ -90,7 +90,7 @@ class Held:
     def shape(self) -> tuple[int, int]:
         return self.matrix.shape
 
-    def load(self, row: Any = 0, rows: int | None = None) -> jax.Array:
+    def load(self, row: int = 0, rows: int | None = None) -> jax.Array:
         """Return `rows` rows from `row` on, or all rows."""
         size = self.shape[0] if rows is None else rows, self.shape[1]
         found = [piece.places(size, row) for piece in self.matrix.pieces]
@@ -118,13 +118,10 @@ def matrices_of(layout: Layout, shape: Shape) -> tuple[tuple[Matrix, ...], ...]:
     return tuple(_tower(arrays[trunk]["mlp"], head, shape) for trunk, head in towers)
 
 
-def large_matrices(layout: Layout, shape: Shape) -> list[Matrix | None]:
-    """Return the matrix that multiplies the streamed inputs of each tower, or None."""
-    arrays, trunks = _pieces(layout), TRUNKS[: shape.num_towers]
-    if shape.inputs != STREAMED:
-        return [None for _ in trunks]
-    size = shape.num_inputs, shape.widths[1]
-    return [Matrix(size, (arrays[trunk]["mlp"]["layer_0"]["kernel"],)) for trunk in trunks]
+def first_pieces(layout: Layout, shape: Shape) -> list[Piece]:
+    """Return the matrix, without its bias, of the first layer of each tower."""
+    arrays = _pieces(layout)
+    return [arrays[trunk]["mlp"]["layer_0"]["kernel"] for trunk in TRUNKS[: shape.num_towers]]
 
 
 def _pieces(layout: Layout) -> Any:
@@ -156,7 +153,7 @@ def _tower(mlp: dict[str, Any], head: list[dict[str, Piece]], shape: Shape) -> t
     return tuple(found)
 
 
-def alone(tower: tuple[Matrix, ...]) -> tuple[tuple[Matrix, ...], list[Piece]]:
+def alone(tower: tuple[Matrix, ...]) -> tuple[tuple[Matrix, ...], tuple[Piece, ...]]:
     """Return the matrices of a tower in a vector that contains nothing else.
 
     Arrays have the same order in both vectors.
@@ -175,10 +172,10 @@ def alone(tower: tuple[Matrix, ...]) -> tuple[tuple[Matrix, ...], list[Piece]]:
         for piece, first in zip(arrays, firsts, strict=False)
     }
     matrices = [Matrix(own.shape, tuple(moved[piece] for piece in own.pieces)) for own in tower]
-    return tuple(matrices), arrays
+    return tuple(matrices), tuple(arrays)
 
 
-def merged(layout: Layout, towers: Sequence[tuple[list[Piece], jax.Array]]) -> jax.Array:
+def merged(layout: Layout, towers: Sequence[tuple[Sequence[Piece], jax.Array]]) -> jax.Array:
     """Return the vector of all parameters from the vectors of towers; 0 for other parameters.
 
     Args:

@@ -86,16 +86,21 @@ def _input_gradients(saved: tuple, gradient: jax.Array) -> tuple[jax.Array, jax.
 input_products.defvjp(lambda xs, kernel: (xs @ kernel, (xs, kernel)), _input_gradients)
 
 
-def over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
+def over_rows(left: jax.Array, right: jax.Array, part: int = PART) -> jax.Array:
     """Return the sum over all rows of left^T right, [T, M, a] and [T, M, b] -> [a, b] float32.
 
     A product for each part of the rows, then their sum. To distribute a single product over the
     multiprocessors of a GPU, XLA would copy both arrays unless their length divides evenly. The
     barrier prevents XLA from merging the products.
+
+    Args:
+        left: [T, M, a].
+        right: [T, M, b].
+        part: fewest rows of a part.
     """
     length, num_rows = left.shape[:2]
-    divisors = [d for d in range(1, length + 1) if length % d == 0]
-    parts = max(d for d in divisors if d == 1 or length // d * num_rows >= PART)
+    most = min(length, max(1, length * num_rows // part))
+    parts = max(d for d in range(1, most + 1) if length % d == 0)
     left, right = (rows.reshape(parts, -1, rows.shape[-1]) for rows in (left, right))
     products = jnp.einsum("pra,prb->pab", left, right, preferred_element_type=jnp.float32)
     return jnp.sum(jax.lax.optimization_barrier(products), axis=0)

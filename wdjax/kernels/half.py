@@ -11,6 +11,12 @@ def in_range(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return jnp.clip(values, -MAX_HALF, MAX_HALF) if dtype == HALF else values
 
 
+def in_half(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return (values / scale as float16, scale), [B, n] and [B, 1]; 1 in rows up to 65504."""
+    scale = jnp.maximum(1.0, jnp.max(jnp.abs(values), axis=1, keepdims=True) * (1.0 / MAX_HALF))
+    return (values * (1.0 / scale)).astype(HALF), scale
+
+
 def rounded(values: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     """Return values in `dtype`, clipped to 65504 for float16 unless they are float16 already."""
     return values if values.dtype == dtype else in_range(values, dtype).astype(dtype)

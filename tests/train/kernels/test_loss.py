@@ -207,12 +207,13 @@ def test_kernel_gradient_of_a_custom_loss_equals_plain_xla(algorithm, shared_tru
     found, sums = jax.jit(functools.partial(kernel_gradient, *inputs, interpret=True))(batch)
     assert sums.keys() == terms.keys()
     for name, value in terms.items():
-        np.testing.assert_allclose(sums[name], value, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(sums[name], value, rtol=3e-3, err_msg=name)
     for path, value in jax.tree.leaves_with_path(expected):
         size = float(np.max(np.abs(value)))
         assert size > 0
         leaf = functools.reduce(lambda tree, entry: tree[entry.key], path, found)
-        np.testing.assert_allclose(leaf, value, atol=1e-5 * size, err_msg=str(path))
+        # rounding to float16 changes the sign of a few inputs of relu
+        np.testing.assert_allclose(leaf, value, atol=2e-2 * size, err_msg=str(path))
 
 
 def kernels_in(jaxpr):

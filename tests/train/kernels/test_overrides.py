@@ -232,7 +232,7 @@ def test_a_custom_environment_keeps_its_kernels(registry):
 def test_custom_environments_with_groups_keep_their_kernels(registry):
     ring = own_game.game()
     sets = {
-        "pool_sets": 4, "pool_sets_back": 2, "act": 2, "note": 2, "gradient": 4, "scan_replicas": 1,
+        "pool_sets": 4, "pool_sets_back": 2, "act": 2, "note": 2, "gradient": 2, "scan_replicas": 1,
         "decayed": 2,
     }  # fmt: skip
     assert count_of(dataclasses.replace(ring, **OWN)) == sets
