@@ -166,7 +166,7 @@ def test_team_targets_by_hand():
     half, zero = jnp.float32(0.5), jnp.float32(0.0)
     data = {"runner": experience(policy, state.policies["runner"], result, half, zero)}
     following = {"runner": jnp.full((8, 4, 2), 4.0)}
-    value, target = team_targets(data, following, result.over, jax.lax.scan)
+    value, target = team_targets(data, following, result.over, policy.engine.decayed_sums)
     np.testing.assert_array_equal(value[:, 0, 0], 4 * LIVE.sum(axis=1))
     np.testing.assert_array_equal(target[:, 0, 0], [3, 3, 7, 9, 7, 3, 3, 3])
 
