@@ -1,5 +1,6 @@
 """wdjax play."""
 
+import functools
 import re
 import signal
 import subprocess
@@ -63,6 +64,8 @@ def test_ctrl_c_ends_a_server_in_use(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "wdjax.experiments.cli", "play", "continuous_mountain_car_ddpg"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # processes that a shell starts in the background ignore SIGINT, such as pytest
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         lines = iter(process.stdout.readline, "")
