@@ -1,7 +1,7 @@
 """Sums along time as one kernel: x_t = term_t + decay_t x_{t+1}, for advantages and returns.
 
-A lane computes the sums of an agent. It loads several steps at once, because they do not depend on
-each other.
+A lane computes the sums of an agent. Unlike in `scan_replicas`, it loads several steps at once,
+because loads do not depend on the sums.
 """
 
 import functools

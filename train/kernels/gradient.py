@@ -7,8 +7,8 @@ writes them once, and they are summed afterwards. Wide towers: train/kernels/gra
 Two towers, for policy and value, have separate programs: no term of the loss depends on both.
 
 All layers except the first use float16 (`dtype_of`). Its range is small, so gradients are divided
-by the largest gradient of the outputs that the program has seen. Without a bound of the activation,
-rows of hidden units and inputs are divided, too, if they exceed 65504 (`in_half`); above about 4e9,
+by the largest gradient of the outputs that the program has seen. If the activation is unbounded,
+rows of hidden units and inputs that exceed 65504 are divided, too (`in_half`). Above about 4e9,
 gradients may become infinite. Rounding errors are at most
 
 * 2^-12 of a gradient, or 2^-25 of the largest gradient,
@@ -213,10 +213,9 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
         (gradients of the parameters of the towers, 0 for others; sums; gradients of the inputs of
         each tower if these depend on parameters).
     """
-    shape, layout, large = task.shape, params.layout, None
+    shape, layout, tree, large = task.shape, params.layout, params.split(), None
     if shape.inputs == STREAMED:
-        towers = transposed(towers_of(params.split(), shape), shape)
-        large = [first for (first, _), *_ in towers]
+        large = [first for (first, _), *_ in transposed(towers_of(tree, shape), shape)]
     parts = parts_of(task, layout)
     run_one = jax.custom_batching.custom_vmap(functools.partial(_call, task, parts, 1))
 
@@ -224,23 +223,23 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
     def run_members(members: int, batched: list, *operands: Any) -> tuple:
         axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
         run = functools.partial(_call, task, parts, members)
-        found = jax.vmap(run, in_axes=axes)(*operands)
-        return found, jax.tree.map(lambda _: True, found)
+        outputs = jax.vmap(run, in_axes=axes)(*operands)
+        return outputs, jax.tree.map(lambda _: True, outputs)
 
-    found, of_inputs = run_one(*data, params.vector, large)
+    vectors, of_inputs = run_one(*data, params.vector, large)
     sums: Means = {}
     grads: list[tuple[Sequence[Piece], jax.Array]] = []
     for part in parts:
-        own, found = found[: part.total], found[part.total :]
-        grads.append((part.arrays, own[: part.size]))
-        terms = dict(zip(task.study.terms, own[part.first_term :], strict=False))
+        vector, vectors = vectors[: part.total], vectors[part.total :]
+        grads.append((part.arrays, vector[: part.size]))
+        terms = dict(zip(task.study.terms, vector[part.first_term :], strict=False))
         read = terms if part.outputs != VALUE else task.study.of_value
         sums |= {name: terms[name] for name in read}
     if shape.inputs == STREAMED:
-        rows = [own.reshape(-1, shape.num_inputs) for own in data[0]]
-        matrices, of_inputs = first_gradients(rows, of_inputs, params.split(), shape)
-        places = first_pieces(layout, shape)
-        grads += [([place], own.reshape(-1)) for place, own in zip(places, matrices, strict=True)]
+        rows = [inputs.reshape(-1, shape.num_inputs) for inputs in data[0]]
+        matrices, of_inputs = first_gradients(rows, of_inputs, tree, shape)
+        pairs = zip(first_pieces(layout, shape), matrices, strict=True)
+        grads += [([piece], matrix.reshape(-1)) for piece, matrix in pairs]
     vector = merged(layout, grads)
     if shape.inputs == STREAMED:
         # XLA joins these large arrays once, and not again in each of their uses
@@ -249,7 +248,7 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
 
 
 def parts_of(task: Task, layout: Layout) -> tuple[Part, ...]:
-    """Return what programs compute, for each tower."""
+    """Return the part of each tower."""
     names = [BOTH] if task.shape.shared else [POLICY, VALUE]
     towers, num_terms = matrices_of(layout, task.shape), padded(len(task.study.terms))
     return tuple(
@@ -261,11 +260,11 @@ def parts_of(task: Task, layout: Layout) -> tuple[Part, ...]:
 def _call(
     task: Task, parts: tuple[Part, ...], members: int, *operands: Any
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Launch the kernel: the vectors of all parts, and gradients of the inputs of each.
+    """Launch the kernel and return the vectors of all parts, and gradients of the inputs of each.
 
     Args:
         task: from `prepare`.
-        parts: what programs compute; each part has its own programs.
+        parts: from `parts_of`; each part has separate programs.
         members: members of a population that share the multiprocessors.
         operands: data from `prepare`, vector of parameters, streamed matrices.
     """
@@ -318,8 +317,8 @@ def _kernel(
     rows: int,
     blocks: int,
 ) -> None:
-    # interpreted, `when` has no index of a program
-    program, own = pallas.program_id(), pallas.program_id(1)
+    # read here, because the interpreter does not support it inside `when`
+    program, tower = pallas.program_id(), pallas.program_id(1)
     totals = [part.total for part in parts]
 
     def run(i: int) -> None:
@@ -338,7 +337,7 @@ def _kernel(
         run(0)
     else:
         for i in range(len(parts)):
-            pallas.when(own == i, functools.partial(run, i))
+            pallas.when(tower == i, functools.partial(run, i))
 
 
 def _part(

@@ -62,12 +62,10 @@ def first_gradients(
     gradients = of_products
     if len(inputs) < len(gradients):  # one product is faster than two
         gradients = [jnp.concatenate(gradients, axis=1)]
-    part, pairs = (
-        min(PART, max(FEW_ROWS, len(inputs[0]) // PARTS)),
-        zip(inputs, gradients, strict=True),
-    )
+    part = min(PART, max(FEW_ROWS, len(inputs[0]) // PARTS))
+    pairs = zip(inputs, gradients, strict=True)
     sums = [over_rows(x[:, None], d[:, None], part) for x, d in pairs]
-    matrices = [one for both in sums for one in jnp.split(both, len(first) // len(sums), axis=1)]
+    matrices = [matrix for both in sums for matrix in jnp.split(both, len(first) // len(sums), 1)]
     return matrices, [d @ matrix.T for d, matrix in zip(of_products, first, strict=True)]
 
 
