@@ -19,6 +19,7 @@ from wdjax.kernels.pallas import MAX_NUMBERS
 from wdjax.kernels.support import decide, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
 from wdjax.train.devices.packing import Packed, is_packable, pack, unpack
+from wdjax.train.fast.in_place import scan_in_place
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel, note_kernel
 from wdjax.train.kernels.decayed import decayed_kernel
@@ -230,18 +231,18 @@ class Cuda(PackedEngine):
         step, num_equations = trace(step, state, inputs)
         unroll = unroll or (UNROLL if num_equations <= MAX_EQUATIONS else 1)
 
-        def step_packed(before: Packed, drawn: PyTree) -> tuple[Packed, PyTree]:
+        def step_packed(before: Packed, drawn: PyTree) -> tuple[Packed, Packed]:
             after, outcome = step(unpack(before), drawn)
-            return packed(after), outcome
+            return packed(after), self.pack(outcome)
 
         leaves = jax.tree.leaves(carry)
         if not any(leaf.size <= PACKED and is_packable(leaf.dtype) for leaf in leaves):
             return scan(step, carry, drawn, unroll)
         try:
-            last, outcomes = scan(step_packed, packed(carry), drawn, unroll)
+            last, outcomes = scan_in_place(step_packed, packed(carry), drawn, unroll)
         except TypeError:  # without packing, JAX names an array that the step changed
             return scan(step, carry, drawn, unroll)
-        return unpack(last), outcomes
+        return unpack(last), self.unpack(outcomes)
 
     def rollout(
         self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array

@@ -36,7 +36,9 @@ def step(carry, drawn):
         "large": carry["large"] + carry["flag"][0].astype(jnp.uint32),
         "none": None,
     }
-    return after, {"reward": carry["number"], "flags": carry["flag"]}
+    # bytes are not packed
+    outcome = {"reward": carry["number"], "flags": carry["flag"], "byte": carry["byte"]}
+    return after, outcome | {"seen": (carry["count"] * drawn).astype(jnp.int8)}
 
 
 def data(tree):
@@ -56,8 +58,8 @@ def test_packing_changes_no_bit(limit, unroll, monkeypatch):
     monkeypatch.setattr(cuda, "PACKED", limit)
     drawn = jnp.linspace(0.5, 1.5, 4)
     scan = functools.partial(Cuda().scan_steps, step, unroll=unroll)
-    # words of three arrays, and three others; without packing, six; and the words of outcomes
-    assert outputs_of_scans(jax.make_jaxpr(scan)(start(), drawn)) == [(4 if limit else 6) + 1]
+    # words of three arrays, and three others; without packing, six; and words and bytes of outcomes
+    assert outputs_of_scans(jax.make_jaxpr(scan)(start(), drawn)) == [(4 if limit else 6) + 3]
     found, outcomes = scan(start(), drawn)
     expected, expected_outcomes = Engine().scan_steps(step, start(), drawn, unroll)
     jax.tree.map(np.testing.assert_array_equal, data(found), data(expected))
@@ -69,7 +71,8 @@ def unrolls(engine, step, unroll, length=8):
     """Return the steps in an iteration of the loop of a rollout."""
     scan = functools.partial(engine.scan_steps, step, unroll=unroll)
     jaxpr = jax.make_jaxpr(scan)(start(), jnp.ones(length))
-    return [eqn.params["unroll"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    lengths = [eqn.params["length"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    return [length // iterations for iterations in lengths]
 
 
 def test_a_gpu_unrolls_small_steps_unless_told_otherwise(monkeypatch):
@@ -81,12 +84,13 @@ def test_a_gpu_unrolls_small_steps_unless_told_otherwise(monkeypatch):
     assert unrolls(Engine(), step, 0) == [1]
 
 
-def test_keys_of_a_rollout_are_used_once():
+@pytest.mark.parametrize("length", [8, 10])
+def test_keys_of_a_rollout_are_used_once(length):
     def draws(carry, key):
         return carry + jax.random.uniform(key), carry
 
     def run(key):
-        return Cuda().scan_steps(draws, jnp.float32(0), jax.random.split(key, 8), 0)
+        return Cuda().scan_steps(draws, jnp.float32(0), jax.random.split(key, length), 0)
 
     with jax.debug_key_reuse(True):
         jax.jit(run)(jax.random.key(0))  # raises KeyReuseError if a key is used twice
@@ -103,7 +107,7 @@ def test_a_step_is_traced_once():
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("length", [1, 6])
+@pytest.mark.parametrize("length", [1, 2, 6])
 def test_lengths_that_are_no_multiple_of_the_steps_of_an_iteration(length):
     drawn = jnp.linspace(0.5, 1.5, length)
     found, outcomes = Cuda().scan_steps(step, start(), drawn, 0)
@@ -112,14 +116,41 @@ def test_lengths_that_are_no_multiple_of_the_steps_of_an_iteration(length):
     jax.tree.map(np.testing.assert_array_equal, outcomes, expected_outcomes)
 
 
-def test_each_member_of_a_population_has_its_own_words():
-    drawn = jnp.linspace(0.5, 1.5, 8).reshape(2, 4)
+def members(axes, draws, times=1):
+    """Return the results of both engines for members, with the last carry as numbers."""
+
+    def run(engine, carry, drawn):
+        last, outcomes = engine.scan_steps(step, carry, drawn, 0)
+        return data(last), outcomes
+
+    carry = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start()) if axes[0] == 0 else start()
+    of_engine = [functools.partial(run, engine) for engine in (Cuda(), Engine())]
+    for _ in range(times):
+        of_engine = [jax.vmap(run, axes) for run in of_engine]
+    carry = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), carry) if times == 2 else carry
+    return [jax.jit(run)(carry, draws) for run in of_engine]
+
+
+# members with an own carry, with own random numbers, and with both
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+def test_each_member_of_a_population_has_its_own_words(axes):
+    drawn = jnp.linspace(0.5, 1.5, 12).reshape(2, 6)
+    found, expected = members(axes, drawn if axes[1] == 0 else drawn[0])
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_populations_of_populations():
+    found, expected = members((0, 0), jnp.linspace(0.5, 1.5, 24).reshape(2, 2, 6), times=2)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_observations_of_members_are_written_in_place():
+    """A population contains no scatter: XLA would read the old rows for it."""
     carry = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start())
-    found, expected = (
-        jax.vmap(lambda carry, drawn, e=engine: e.scan_steps(step, carry, drawn, 1))(carry, drawn)
-        for engine in (Cuda(), Engine())
-    )
-    jax.tree.map(np.testing.assert_array_equal, data(found[0]), data(expected[0]))
+    scan = jax.vmap(functools.partial(Cuda().scan_steps, step, unroll=0))
+    jaxpr = str(jax.make_jaxpr(scan)(carry, jnp.ones((2, 8))))
+    assert "dynamic_update_slice" in jaxpr
+    assert "scatter" not in jaxpr
 
 
 @pytest.mark.parametrize("change", ["dtype", "shape", "structure"])
