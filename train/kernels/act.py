@@ -38,7 +38,7 @@ from wdjax.train.kernels.layers import (
 
 ROWS = 64  # rows of a program
 FEW_ROWS = 16  # rows of a program if there are at most FEW, where the latency of a program matters
-FEW = 2**12
+FEW = 2**12  # rows of all members of a population
 WARPS = 4
 STAGES = 2  # pipeline stages of the loads in loops, if inputs are not streamed
 
@@ -114,19 +114,25 @@ def _call(
         interpret: run step by step in XLA on any device, for tests.
     """
     num_rows = len(inputs[0])
-    rows = min(ROWS if num_rows > FEW else FEW_ROWS, padded(num_rows))
     number = jax.ShapeDtypeStruct((num_rows,), jnp.float32)
     outputs = (actions, number, number if with_log_prob else None)
-    are_apart = len(towers) > 1 and num_rows <= FEW  # each tower has its own programs
-    kernel = functools.partial(
-        _kernel, shape=shape, num_rows=num_rows, rows=rows, are_apart=are_apart
-    )
-    grid = (pallas.cdiv(num_rows, rows), 2 if are_apart else 1)
     stages = STREAMED_STAGES if shape.inputs == STREAMED else STAGES
     name = "note" if actions is None else "act"
-    call = pallas.call(kernel, name, outputs, grid, WARPS, stages=stages, interpret=interpret)
+
+    def launch(members: int, *operands: Any) -> Any:
+        are_few = members * num_rows <= FEW
+        rows = min(FEW_ROWS if are_few else ROWS, padded(num_rows))
+        are_apart = len(towers) > 1 and are_few  # each tower has its own programs
+        kernel = functools.partial(
+            _kernel, shape=shape, num_rows=num_rows, rows=rows, are_apart=are_apart
+        )
+        grid = (pallas.cdiv(num_rows, rows), 2 if are_apart else 1)
+        call = pallas.call(kernel, name, outputs, grid, WARPS, stages=stages, interpret=interpret)
+        return call(*operands)
+
     flat = None if draws is None else draws.reshape(-1)
-    return call([rows.reshape(-1) for rows in inputs], flat, towers)
+    run = pallas.over_members(launch)
+    return run([rows.reshape(-1) for rows in inputs], flat, towers)
 
 
 def _kernel(

@@ -23,6 +23,7 @@ inputs are streamed, this is the only column, and the products of a loop over in
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -57,7 +58,7 @@ from wdjax.train.kernels.vectors import (
     Held,
     Matrix,
     Piece,
-    alone,
+    computed,
     first_pieces,
     matrices_of,
     merged,
@@ -69,6 +70,7 @@ from wdjax.train.state.rows import Evaluation
 ROWS = 64  # rows of a block
 PROGRAMS = 264  # at most two for each of 132 multiprocessors of an H200, limited by registers
 WARPS = 4
+LOADED = 2**13  # numbers in the padded matrices of a tower up to which they stay in registers
 TINY = 1e-30  # smallest divisor of gradients, if no row is valid
 BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
 
@@ -127,30 +129,37 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Results of the programs for one tower: a vector with gradients and terms of the loss."""
+    """What the programs for one tower compute."""
 
     outputs: str
     """BOTH, POLICY or VALUE"""
     weights: tuple[Matrix, ...]
     """matrices in the vector of all parameters"""
     grads: tuple[Matrix, ...]
-    """their gradients in the computed vector"""
+    """their gradients in the vector of results"""
+    first_term: int
+    """position of the first term of the loss in the vector of results"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The vector of results: gradients of all towers, then terms of the loss of each tower."""
+
+    parts: tuple[Part, ...]
+    """a part for each tower"""
     arrays: tuple[Piece, ...]
-    """arrays in the computed vector, placed in the vector of all parameters"""
+    """parameters with gradients, placed in the vector of all parameters"""
     num_terms: int
     """number of terms of the loss, padded"""
 
     @property
     def size(self) -> int:
+        """Number of gradients."""
         return sum(piece.size for piece in self.arrays)
 
     @property
-    def first_term(self) -> int:
-        return self.size + -self.size % ALIGNED
-
-    @property
     def total(self) -> int:
-        return self.first_term + self.num_terms
+        return self.parts[-1].first_term + self.num_terms
 
 
 def prepare(
@@ -216,25 +225,15 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
     shape, layout, tree, large = task.shape, params.layout, params.split(), None
     if shape.inputs == STREAMED:
         large = [first for (first, _), *_ in transposed(towers_of(tree, shape), shape)]
-    parts = parts_of(task, layout)
-    run_one = jax.custom_batching.custom_vmap(functools.partial(_call, task, parts, 1))
-
-    @run_one.def_vmap
-    def run_members(members: int, batched: list, *operands: Any) -> tuple:
-        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
-        run = functools.partial(_call, task, parts, members)
-        outputs = jax.vmap(run, in_axes=axes)(*operands)
-        return outputs, jax.tree.map(lambda _: True, outputs)
-
-    vectors, of_inputs = run_one(*data, params.vector, large)
+    plan = plan_of(task, layout)
+    run = pallas.over_members(functools.partial(_call, task, plan))
+    results, of_inputs = run(*data, params.vector, large)
     sums: Means = {}
-    grads: list[tuple[Sequence[Piece], jax.Array]] = []
-    for part in parts:
-        vector, vectors = vectors[: part.total], vectors[part.total :]
-        grads.append((part.arrays, vector[: part.size]))
-        terms = dict(zip(task.study.terms, vector[part.first_term :], strict=False))
+    for part in plan.parts:
+        terms = dict(zip(task.study.terms, results[part.first_term :], strict=False))
         read = terms if part.outputs != VALUE else task.study.of_value
         sums |= {name: terms[name] for name in read}
+    grads: list[tuple[Sequence[Piece], jax.Array]] = [(plan.arrays, results[: plan.size])]
     if shape.inputs == STREAMED:
         rows = [inputs.reshape(-1, shape.num_inputs) for inputs in data[0]]
         matrices, of_inputs = first_gradients(rows, of_inputs, tree, shape)
@@ -247,33 +246,35 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
     return params.replace(vector=vector), sums, of_inputs
 
 
-def parts_of(task: Task, layout: Layout) -> tuple[Part, ...]:
-    """Return the part of each tower."""
+def plan_of(task: Task, layout: Layout) -> Plan:
+    """Return the place of all results."""
     names = [BOTH] if task.shape.shared else [POLICY, VALUE]
     towers, num_terms = matrices_of(layout, task.shape), padded(len(task.study.terms))
-    return tuple(
-        Part(name, tower, *alone(tower), num_terms)
-        for name, tower in zip(names, towers, strict=True)
-    )
+    grads, arrays = computed(towers)
+    size = sum(piece.size for piece in arrays)
+    first = size + -size % ALIGNED
+    firsts = range(first, first + len(towers) * num_terms, num_terms)
+    parts = zip(names, towers, grads, firsts, strict=True)
+    return Plan(tuple(Part(*part) for part in parts), arrays, num_terms)
 
 
 def _call(
-    task: Task, parts: tuple[Part, ...], members: int, *operands: Any
+    task: Task, plan: Plan, members: int, *operands: Any
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Launch the kernel and return the vectors of all parts, and gradients of the inputs of each.
+    """Launch the kernel and return the vector of results, and gradients of the inputs of each part.
 
     Args:
         task: from `prepare`.
-        parts: from `parts_of`; each part has separate programs.
+        plan: from `plan_of`; each part has separate programs.
         members: members of a population that share the multiprocessors.
         operands: data from `prepare`, vector of parameters, streamed matrices.
     """
     shape, num_rows = task.shape, len(operands[3].valid)
-    rows, total = min(ROWS, padded(num_rows)), sum(part.total for part in parts)
+    rows, num_parts = min(ROWS, padded(num_rows)), len(plan.parts)
     is_streamed = shape.inputs == STREAMED
     num_columns = shape.hidden[0] if is_streamed else shape.num_inputs
     columns = shape.widths[1] if is_streamed else sum(width for _, width in pieces(num_columns))
-    of_inputs = jax.ShapeDtypeStruct((num_rows, len(parts) * columns), jnp.float32)
+    of_inputs = jax.ShapeDtypeStruct((num_rows, num_parts * columns), jnp.float32)
     # without a loop over inputs, the loop over blocks would have the stages
     stages = STREAMED_STAGES if is_streamed and shape.num_inputs > shape.at_once else 1
     blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, PROGRAMS // members))
@@ -281,19 +282,19 @@ def _call(
     kernel = functools.partial(
         _kernel,
         task=task,
-        parts=parts,
+        plan=plan,
         num_rows=num_rows,
         rows=rows,
         blocks=blocks,  # of rows, one after the other in each program
     )
-    grads = jax.ShapeDtypeStruct((programs * total,), jnp.float32)
+    grads = jax.ShapeDtypeStruct((programs * plan.total,), jnp.float32)
     out_shape = grads, None if shape.inputs == OBSERVATIONS else of_inputs
-    grid = programs, len(parts)
+    grid = programs, num_parts
     found, more = pallas.call(
         kernel, "gradient", out_shape, grid, WARPS, stages, interpret=task.interpret
     )(*operands)
-    firsts = [] if more is None else [i * columns for i in range(len(parts))]
-    return jnp.sum(found.reshape(programs, total), axis=0), [
+    firsts = [] if more is None else [i * columns for i in range(num_parts)]
+    return jnp.sum(found.reshape(programs, plan.total), axis=0), [
         more[:, first : first + num_columns] for first in firsts
     ]
 
@@ -312,31 +313,30 @@ def _kernel(
     of_inputs_ref: Ref | None,
     *,
     task: Task,
-    parts: tuple[Part, ...],
+    plan: Plan,
     num_rows: int,
     rows: int,
     blocks: int,
 ) -> None:
     # read here, because the interpreter does not support it inside `when`
     program, tower = pallas.program_id(), pallas.program_id(1)
-    totals = [part.total for part in parts]
+    num_parts = len(plan.parts)
 
     def run(i: int) -> None:
         inputs_ref = inputs_refs[min(i, len(inputs_refs) - 1)]
         large_ref = None if large_refs is None else large_refs[i]
         of_inputs = None
         if of_inputs_ref is not None:
-            columns = of_inputs_ref.shape[1] // len(parts)
+            columns = of_inputs_ref.shape[1] // num_parts
             of_inputs = of_inputs_ref, i * columns, columns
         data = inputs_ref, action_ref, hypers_ref, row_refs
         refs = *data, vector_ref, large_ref, grads_ref, of_inputs
-        place = program * sum(totals) + sum(totals[:i])
-        _part(*refs, program, place, task, parts[i], num_rows, rows, blocks)
+        _part(*refs, program, task, plan, plan.parts[i], num_rows, rows, blocks)
 
-    if len(parts) == 1:
+    if num_parts == 1:
         run(0)
     else:
-        for i in range(len(parts)):
+        for i in range(num_parts):
             pallas.when(tower == i, functools.partial(run, i))
 
 
@@ -350,15 +350,17 @@ def _part(
     grads_ref: Ref,
     of_inputs: tuple[Ref, int, int] | None,
     program: jax.Array,
-    place: jax.Array,
     task: Task,
+    plan: Plan,
     part: Part,
     num_rows: int,
     rows: int,
     blocks: int,
 ) -> None:
-    """Run the blocks of a program, whose results start at `place` of `grads_ref`."""
+    """Run the blocks of a program for one tower."""
     weights = [Held(vector_ref, own) for own in part.weights]
+    if sum(math.prod(own.shape) for own in weights) <= LOADED:
+        weights = [dataclasses.replace(own, values=own.load()) for own in weights]
     shape, options = task.shape, task.options_of(hypers_ref)
     scaled = dtype_of(shape) == HALF
 
@@ -378,17 +380,18 @@ def _part(
         grads = jax.tree.map(jnp.add, grads, found_grads)
         if of_inputs is not None:
             store_of_inputs(*of_inputs, gradient, top, weights[0], start, shape)
-        return grads, sums + as_columns(jax.tree.leaves(found), part.num_terms), top
+        return grads, sums + as_columns(jax.tree.leaves(found), plan.num_terms), top
 
     sizes = [(MIN_SIZE, own.shape[1]) if own.shape[0] == 1 else own.shape for own in weights]
     zeros = [jnp.zeros(sorted(size, reverse=True)) for size in sizes]
-    carry = (zeros, jnp.zeros((rows, part.num_terms)), jnp.float32(TINY if scaled else 1.0))
+    carry = (zeros, jnp.zeros((rows, plan.num_terms)), jnp.float32(TINY if scaled else 1.0))
     grads, sums, top = jax.lax.fori_loop(0, blocks, add, carry)
+    place = program * plan.total
     for matrix, grad in zip(part.grads, grads, strict=True):
         if matrix.shape[0] == 1:  # gradient of a bias
             grad = column(grad, 0)[None, :]
         elif matrix.shape[0] <= matrix.shape[1]:
             grad = grad.T
         matrix.store(grads_ref, place, top * grad)
-    terms = place + part.first_term + jax.lax.broadcasted_iota(jnp.int32, (part.num_terms,), 0)
+    terms = place + part.first_term + jax.lax.broadcasted_iota(jnp.int32, (plan.num_terms,), 0)
     pallas.store(grads_ref.at[terms], jnp.sum(sums, axis=0))

@@ -80,11 +80,13 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """A matrix in the memory of a kernel."""
+    """A matrix in the memory of a kernel, or in its registers."""
 
     ref: Ref
     """the vector"""
     matrix: Matrix
+    values: jax.Array | None = None
+    """the matrix in registers"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,6 +94,8 @@ class Held:
 
     def load(self, row: int = 0, rows: int | None = None) -> jax.Array:
         """Return `rows` rows from `row` on, or all rows."""
+        if self.values is not None and rows is None:
+            return self.values
         size = self.shape[0] if rows is None else rows, self.shape[1]
         found = [piece.places(size, row) for piece in self.matrix.pieces]
         parts = [
@@ -153,37 +157,42 @@ def _tower(mlp: dict[str, Any], head: list[dict[str, Piece]], shape: Shape) -> t
     return tuple(found)
 
 
-def alone(tower: tuple[Matrix, ...]) -> tuple[tuple[Matrix, ...], tuple[Piece, ...]]:
-    """Return the matrices of a tower in a vector that contains nothing else.
+def computed(
+    towers: Sequence[tuple[Matrix, ...]],
+) -> tuple[list[tuple[Matrix, ...]], tuple[Piece, ...]]:
+    """Return the matrices of towers in a vector that contains nothing else.
 
-    Arrays have the same order in both vectors.
+    Arrays have the same order in both vectors, so that a vector of all parameters is the same.
 
     Args:
-        tower: its matrices in the vector of all parameters.
+        towers: their matrices in the vector of all parameters.
 
     Returns:
-        (matrices in its own vector, arrays in the vector of all parameters).
+        (matrices in the own vector, arrays in the vector of all parameters).
     """
-    arrays = [piece for matrix in tower for piece in matrix.pieces]
+    arrays = [piece for tower in towers for matrix in tower for piece in matrix.pieces]
     arrays.sort(key=lambda piece: piece.first)
     firsts = itertools.accumulate([piece.size for piece in arrays], initial=0)
     moved = {
         piece: dataclasses.replace(piece, first=first)
         for piece, first in zip(arrays, firsts, strict=False)
     }
-    matrices = [Matrix(own.shape, tuple(moved[piece] for piece in own.pieces)) for own in tower]
-    return tuple(matrices), tuple(arrays)
+    matrices = [
+        tuple(Matrix(own.shape, tuple(moved[piece] for piece in own.pieces)) for own in tower)
+        for tower in towers
+    ]
+    return matrices, tuple(arrays)
 
 
-def merged(layout: Layout, towers: Sequence[tuple[Sequence[Piece], jax.Array]]) -> jax.Array:
-    """Return the vector of all parameters from the vectors of towers; 0 for other parameters.
+def merged(layout: Layout, vectors: Sequence[tuple[Sequence[Piece], jax.Array]]) -> jax.Array:
+    """Return the vector of all parameters from vectors with some of them; 0 for other parameters.
 
     Args:
         layout: of the parameters.
-        towers: (arrays, its own vector) of each tower, see `alone`.
+        vectors: (arrays in the vector of all parameters, a vector with these arrays) each.
     """
     parts: list[tuple[int, jax.Array]] = []
-    for arrays, vector in towers:
+    for arrays, vector in vectors:
         own = jnp.split(vector, list(itertools.accumulate(piece.size for piece in arrays))[:-1])
         parts += [(piece.first, part) for piece, part in zip(arrays, own, strict=True)]
     found, end = [], 0

@@ -105,6 +105,23 @@ def call(
     )
 
 
+def over_members(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return launch(1, *operands) as a function of pytrees of arrays.
+
+    Under `vmap` it is launch(members, *operands) for each member: the members of a population share
+    the multiprocessors of a GPU, so that a member may need fewer programs.
+    """
+    one = jax.custom_batching.custom_vmap(functools.partial(launch, 1))
+
+    @one.def_vmap
+    def of_members(members: int, batched: list, *operands: Any) -> tuple:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+        outputs = jax.vmap(functools.partial(launch, members), in_axes=axes)(*operands)
+        return outputs, jax.tree.map(lambda _: True, outputs)
+
+    return one
+
+
 def program_id(axis: int = 0) -> jax.Array:
     """Return the index of this program along an axis of the grid."""
     return _pallas()[0].program_id(axis)

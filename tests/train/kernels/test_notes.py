@@ -12,6 +12,8 @@ from test_kernels import make_case, random_batch
 from wdjax.train import load_config, make_learner
 from wdjax.train.fast.choose import policy_engine
 from wdjax.train.fast.cuda import note_by_kernel
+from wdjax.train.kernels import act
+from wdjax.train.kernels.act import FEW
 from wdjax.train.kernels.rollout import apart
 from wdjax.train.state.engine import Engine
 
@@ -57,7 +59,10 @@ def test_notes_follow_the_rollout_unless_they_cost_nothing_in_it(algorithm, shar
     assert engine.notes_after(policy) == (algorithm == "PPO" or not shared)
 
 
-def test_vmapped_notes_equal_the_notes_of_members():
+@pytest.mark.parametrize("few", [FEW, 4])
+def test_vmapped_notes_equal_the_notes_of_members(few, monkeypatch):
+    """With 4, two rows of a member are few, but six rows of three members are not."""
+    monkeypatch.setattr(act, "FEW", few)
     policy, state, _, _ = make_case("two_towers")
     batch = random_batch(policy, 6)
     obs, action = (leaf.reshape(3, 2, *leaf.shape[1:]) for leaf in (batch.obs, batch.action))
