@@ -129,7 +129,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What the programs for one tower compute."""
+    """Matrices and results of the programs for one tower."""
 
     outputs: str
     """BOTH, POLICY or VALUE"""
