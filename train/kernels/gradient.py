@@ -137,8 +137,6 @@ class Part:
     """matrices in the vector of all parameters"""
     grads: tuple[Matrix, ...]
     """their gradients in the vector of results"""
-    first_term: int
-    """position of the first term of the loss in the vector of results"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +157,12 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.parts[-1].first_term + self.num_terms
+        """Number of all results."""
+        return self.first_term(len(self.parts))
+
+    def first_term(self, part: int) -> int:
+        """Return the position of the first term of the loss of a part."""
+        return self.size + -self.size % ALIGNED + part * self.num_terms
 
 
 def prepare(
@@ -229,8 +232,8 @@ def gradient_kernel(task: Task, data: Data, params: Flat) -> tuple[Flat, Means, 
     run = pallas.over_members(functools.partial(_call, task, plan))
     results, of_inputs = run(*data, params.vector, large)
     sums: Means = {}
-    for part in plan.parts:
-        terms = dict(zip(task.study.terms, results[part.first_term :], strict=False))
+    for i, part in enumerate(plan.parts):
+        terms = dict(zip(task.study.terms, results[plan.first_term(i) :], strict=False))
         read = terms if part.outputs != VALUE else task.study.of_value
         sums |= {name: terms[name] for name in read}
     grads: list[tuple[Sequence[Piece], jax.Array]] = [(plan.arrays, results[: plan.size])]
@@ -251,11 +254,8 @@ def plan_of(task: Task, layout: Layout) -> Plan:
     names = [BOTH] if task.shape.shared else [POLICY, VALUE]
     towers, num_terms = matrices_of(layout, task.shape), padded(len(task.study.terms))
     grads, arrays = computed(towers)
-    size = sum(piece.size for piece in arrays)
-    first = size + -size % ALIGNED
-    firsts = range(first, first + len(towers) * num_terms, num_terms)
-    parts = zip(names, towers, grads, firsts, strict=True)
-    return Plan(tuple(Part(*part) for part in parts), arrays, num_terms)
+    parts = tuple(Part(*part) for part in zip(names, towers, grads, strict=True))
+    return Plan(parts, arrays, num_terms)
 
 
 def _call(
@@ -331,7 +331,7 @@ def _kernel(
             of_inputs = of_inputs_ref, i * columns, columns
         data = inputs_ref, action_ref, hypers_ref, row_refs
         refs = *data, vector_ref, large_ref, grads_ref, of_inputs
-        _part(*refs, program, task, plan, plan.parts[i], num_rows, rows, blocks)
+        _part(*refs, program, task, plan, i, num_rows, rows, blocks)
 
     if num_parts == 1:
         run(0)
@@ -352,20 +352,21 @@ def _part(
     program: jax.Array,
     task: Task,
     plan: Plan,
-    part: Part,
+    i: int,
     num_rows: int,
     rows: int,
     blocks: int,
 ) -> None:
-    """Run the blocks of a program for one tower."""
+    """Run the blocks of a program for the part `i` of the plan."""
+    part = plan.parts[i]
     weights = [Held(vector_ref, own) for own in part.weights]
     if sum(math.prod(own.shape) for own in weights) <= LOADED:
         weights = [dataclasses.replace(own, values=own.load()) for own in weights]
     shape, options = task.shape, task.options_of(hypers_ref)
     scaled = dtype_of(shape) == HALF
 
-    def add(i: jax.Array, carry: tuple) -> tuple:
-        start = (program * blocks + i) * rows
+    def add(block: jax.Array, carry: tuple) -> tuple:
+        start = (program * blocks + block) * rows
         index, actions, row = load_block(row_refs, action_ref, start, rows, num_rows, shape)
         inputs, products = load_with_ones(inputs_ref, index, weights[0], large_ref, shape)
         outputs, features, backs = forward(weights, inputs, products, shape)
@@ -393,5 +394,5 @@ def _part(
         elif matrix.shape[0] <= matrix.shape[1]:
             grad = grad.T
         matrix.store(grads_ref, place, top * grad)
-    terms = place + part.first_term + jax.lax.broadcasted_iota(jnp.int32, (plan.num_terms,), 0)
+    terms = place + plan.first_term(i) + jax.lax.broadcasted_iota(jnp.int32, (plan.num_terms,), 0)
     pallas.store(grads_ref.at[terms], jnp.sum(sums, axis=0))

@@ -160,15 +160,15 @@ def _tower(mlp: dict[str, Any], head: list[dict[str, Piece]], shape: Shape) -> t
 def computed(
     towers: Sequence[tuple[Matrix, ...]],
 ) -> tuple[list[tuple[Matrix, ...]], tuple[Piece, ...]]:
-    """Return the matrices of towers in a vector that contains nothing else.
+    """Return the matrices of towers in a vector of these matrices only.
 
-    Arrays have the same order in both vectors, so that a vector of all parameters is the same.
+    Arrays keep their order. If the towers contain all parameters, nothing needs to be moved.
 
     Args:
         towers: their matrices in the vector of all parameters.
 
     Returns:
-        (matrices in the own vector, arrays in the vector of all parameters).
+        (matrices in that vector, arrays in the vector of all parameters).
     """
     arrays = [piece for tower in towers for matrix in tower for piece in matrix.pieces]
     arrays.sort(key=lambda piece: piece.first)

@@ -123,11 +123,11 @@ def members(axes, draws, times=1):
         last, outcomes = engine.scan_steps(step, carry, drawn, 0)
         return data(last), outcomes
 
-    carry = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start()) if axes[0] == 0 else start()
-    of_engine = [functools.partial(run, engine) for engine in (Cuda(), Engine())]
+    carry, of_engine = start(), [functools.partial(run, engine) for engine in (Cuda(), Engine())]
     for _ in range(times):
         of_engine = [jax.vmap(run, axes) for run in of_engine]
-    carry = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), carry) if times == 2 else carry
+        if axes[0] == 0:
+            carry = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), carry)
     return [jax.jit(run)(carry, draws) for run in of_engine]
 
 
