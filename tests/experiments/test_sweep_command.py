@@ -17,6 +17,7 @@ from wdjax.experiments import sweep as kinds
 from wdjax.experiments.commands.train import of_preset, with_flags
 from wdjax.experiments.sweep import Halving, Selection
 from wdjax.experiments.sweep.members import Range
+from wdjax.files import find_files
 from wdjax.train import change_config, load_config, load_run, plain_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +205,7 @@ def test_a_sweep_killed_at_random_times_ends_with_the_same_table(tmp_path, mode)
     assert run(tmp_path / "whole").wait(timeout=600) == 0, (tmp_path / "said.txt").read_text()
 
     def count_rows():
-        files = (tmp_path / "killed").rglob("metrics.jsonl")
+        files = find_files(tmp_path / "killed", "metrics.jsonl")
         return sum(file.read_bytes().count(b"\n") for file in files)
 
     draw, kills = random.Random(0), 0
