@@ -14,6 +14,7 @@ from wdjax.kernels import elementwise
 from wdjax.kernels.jaxpr import MAX_UNROLL, evaluate_closed
 from wdjax.kernels.lanes import array_of, limited
 from wdjax.kernels.scan import LANES
+from wdjax.kernels.support import listening
 from wdjax.kernels.threefry import Key
 from wdjax.replicas import scan_replicas, scan_replicas_kernel, why_no_kernel
 
@@ -315,6 +316,48 @@ REFUSED = {
 def test_unsupported_primitives_are_named(word):
     with pytest.raises(NotImplementedError, match=word):
         by_scalar(REFUSED[word], X)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda f: f,
+        jax.jit,
+        lambda f: lambda x: jax.lax.map(f, x),
+        lambda f: lambda x: jax.lax.fori_loop(0, 2, lambda i, y: f(y), x),
+    ],
+    ids=["top", "jit", "map", "loop"],
+)
+def test_unsupported_steps_are_refused_before_any_operation(inside):
+    """A kernel of thousands of operations would otherwise be traced for nothing."""
+
+    def step(x, _):
+        return inside(lambda y: jnp.sort(y * y))(x), None
+
+    with limited(0), pytest.raises(NotImplementedError, match="sort"):
+        jax.eval_shape(functools.partial(scan_replicas_kernel, step, length=2), X)
+
+
+def test_a_branch_that_is_never_taken_may_be_unsupported():
+    def step(x, _):
+        return jax.lax.cond(jnp.asarray(True), lambda x: x + 1, jnp.sort, x), None
+
+    after, _ = scan_replicas_kernel(step, X, length=2, interpret=True)
+    np.testing.assert_array_equal(after, X + 1 + 1)
+
+
+def test_a_step_without_a_kernel_is_traced_once_more():
+    """Not once for each platform."""
+    traced = []
+
+    def step(x, _):
+        traced.append(x.shape)
+        return jnp.sort(x), None
+
+    with listening() as heard:
+        jax.eval_shape(functools.partial(scan_replicas, step, length=2), X)
+    assert "sort" in heard["scan_replicas"]
+    assert len(traced) == 2
 
 
 @pytest.mark.slow

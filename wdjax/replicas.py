@@ -1,13 +1,13 @@
 """Scan a small program over time in many replicas, as one kernel on NVIDIA GPUs."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from wdjax.kernels.backend import cuda_or_default
 from wdjax.kernels.scan import scan_kernel
-from wdjax.kernels.support import decide, why_no_kernels
+from wdjax.kernels.support import kernel_or_plain, why_no_kernels
 
 
 def scan_replicas(
@@ -41,20 +41,9 @@ def scan_replicas(
     Returns:
         (carry, outputs), with leaves [N, ...] and [T, N, ...].
     """
-
-    def simple(carry: Any, xs: Any) -> tuple[Any, Any]:
-        return jax.lax.scan(jax.vmap(step), carry, xs, length)
-
-    def kernel(carry: Any, xs: Any) -> tuple[Any, Any]:
-        try:
-            return scan_replicas_kernel(step, carry, xs, length)
-        except NotImplementedError as error:
-            decide("scan_replicas", str(error))
-            return simple(carry, xs)
-
-    if not decide("scan_replicas", why_no_kernels()):
-        return simple(carry, xs)
-    return cuda_or_default(kernel, simple, carry, xs)
+    kernel = functools.partial(scan_replicas_kernel, step, length=length)
+    plain = functools.partial(jax.lax.scan, jax.vmap(step), length=length)
+    return kernel_or_plain("scan_replicas", why_no_kernels(), kernel, plain, carry, xs)
 
 
 def scan_replicas_kernel(

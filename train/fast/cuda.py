@@ -16,7 +16,7 @@ from flax import struct
 
 from wdjax.kernels.launches import trace
 from wdjax.kernels.pallas import MAX_NUMBERS
-from wdjax.kernels.support import decide, kernels_for, why_not_lowered
+from wdjax.kernels.support import decide, kernel_or_plain, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
 from wdjax.train.devices.packing import Packed, is_packable, pack, unpack
 from wdjax.train.fast.in_place import scan_in_place
@@ -54,7 +54,7 @@ from wdjax.vector import VectorState
 
 PACKED = 2**15  # arrays in the carry of a rollout with at most this many numbers are packed
 UNROLL = 4  # steps in an iteration of the loop of a rollout: fewer launches and copies of arrays
-MAX_EQUATIONS = 8_000  # equations of a step; with more, unrolled steps take too long to compile
+MAX_EQUATIONS = 4_000  # equations of a step; with more, unrolled steps take too long to compile
 
 
 class ByKernel(struct.PyTreeNode):
@@ -212,13 +212,10 @@ class Cuda(PackedEngine):
         self, setup: Setup, keys: PyTree, replicas: VectorState, action: PyTree, params: EnvParams
     ) -> StepResult:
         """Run a step in one kernel if it supports the environment."""
-        by_xla = functools.partial(super().step, setup)
         why = why_unused() if setup.config.kernels else NO_KERNELS
-        if not decide(STEPS, why):
-            return by_xla(keys, replicas, action, params)
-        by_kernel = unless_it_fails(STEPS, functools.partial(step_replicas, setup), by_xla)
-        operands = keys, replicas, action, params
-        return jax.lax.platform_dependent(*operands, cuda=by_kernel, default=by_xla)
+        by_kernel = functools.partial(step_replicas, setup)
+        plain = functools.partial(super().step, setup)
+        return kernel_or_plain(STEPS, why, by_kernel, plain, keys, replicas, action, params)
 
     def scan_steps(
         self, step: Callable, carry: PyTree, drawn: PyTree, unroll: int
@@ -248,28 +245,8 @@ class Cuda(PackedEngine):
         self, by_scan: Callable, given: Any, carry: tuple, keys: jax.Array
     ) -> tuple[tuple, tuple]:
         """Run all steps in one kernel if it supports the environment."""
-        by_scan = functools.partial(by_scan, given)
-        if not decide(WHOLE, why_by_scan(given.setup)):
-            return by_scan(carry, keys)
-        by_kernel = unless_it_fails(WHOLE, functools.partial(play_replicas, given), by_scan)
-        return jax.lax.platform_dependent(carry, keys, cuda=by_kernel, default=by_scan)
-
-
-def unless_it_fails(what: str, by_kernel: Callable, plain: Callable) -> Callable:
-    """Return a function that calls `by_kernel`, or `plain` if it cannot be traced.
-
-    The decision about `what` then gets the reason. Errors that do not depend on kernels recur in
-    `plain`.
-    """
-
-    def call(*operands: Any) -> Any:
-        try:
-            return by_kernel(*operands)
-        except Exception as error:  # such as a custom `act` that requires keys
-            decide(what, (str(error).strip() or type(error).__name__).splitlines()[0])
-            return plain(*operands)
-
-    return call
+        by_kernel, plain = (functools.partial(f, given) for f in (play_replicas, by_scan))
+        return kernel_or_plain(WHOLE, why_by_scan(given.setup), by_kernel, plain, carry, keys)
 
 
 def is_built_in(policy: Policy, evaluate: Evaluate | None) -> bool:

@@ -45,6 +45,20 @@ CALLS = {
 }
 
 
+def check_supported(jaxpr: jex.core.Jaxpr) -> None:
+    """Raise NotImplementedError as `evaluate` for a jaxpr with an unsupported equation.
+
+    The equations are not evaluated, which could take a second. Branches of `cond` are not examined:
+    a branch that is never taken may be unsupported.
+    """
+    for eqn in _used(jaxpr).eqns:
+        _check_equation(eqn)
+        name = eqn.primitive.name
+        inner = eqn.params[CALLS.get(name, "jaxpr")] if name in CALLS or name == "scan" else None
+        if inner is not None:
+            check_supported(getattr(inner, "jaxpr", inner))
+
+
 def evaluate(
     jaxpr: jex.core.Jaxpr, consts: Sequence[Elements], operands: Sequence[Elements]
 ) -> list[Elements]:
@@ -53,8 +67,7 @@ def evaluate(
     Raises:
         NotImplementedError: for an unsupported primitive, shape or dtype, which the message names.
     """
-    # without equations that no output depends on, so that these may be unsupported
-    jaxpr, _ = pe.dce_jaxpr(jaxpr, True, instantiate=True)
+    jaxpr = _used(jaxpr)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
 
     def read(atom: Any) -> Elements:
@@ -77,11 +90,24 @@ def evaluate_closed(closed: Any, operands: Sequence[Elements]) -> list[Elements]
     return evaluate(getattr(closed, "jaxpr", closed), consts, operands)
 
 
-def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
+def _used(jaxpr: jex.core.Jaxpr) -> jex.core.Jaxpr:
+    """Return a jaxpr without equations that no output depends on: they may be unsupported."""
+    return pe.dce_jaxpr(jaxpr, True, instantiate=True)[0]
+
+
+def _check_equation(eqn: jex.core.JaxprEqn) -> None:
+    """Raise NotImplementedError for an unsupported primitive, shape or dtype."""
     name = eqn.primitive.name
     for var in eqn.outvars:
         check_size(f"output of {name}", cast(Any, var.aval).shape)
         check_dtype(f"output of {name}", cast(Any, var.aval).dtype)
+    if not (name in RULES or name in CALLS or name in ("cond", "scan")):
+        raise NotImplementedError(f"{name}: this primitive is not supported in kernels")
+
+
+def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
+    _check_equation(eqn)
+    name = eqn.primitive.name
     if name in CALLS:
         return evaluate_closed(eqn.params[CALLS[name]], inputs)
     if name == "cond":
@@ -92,8 +118,6 @@ def _outputs(eqn: jex.core.JaxprEqn, inputs: list[Elements]) -> list[Elements]:
         outputs = blocks.apply(eqn, inputs)
         if outputs is not None:
             return outputs
-    if name not in RULES:
-        raise NotImplementedError(f"{name}: this primitive is not supported in kernels")
     return RULES[name](eqn, *map(numbers_of, inputs))
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas, shared
 from wdjax.kernels.elementwise import check_dtype
-from wdjax.kernels.jaxpr import evaluate, steps_at_once
+from wdjax.kernels.jaxpr import check_supported, evaluate, steps_at_once
 from wdjax.kernels.lanes import MAX_ELEMENTS, constant, with_words, words_of
 from wdjax.kernels.matrices import numbers_of
 from wdjax.kernels.words import (
@@ -139,13 +139,14 @@ class Scan:
 
 
 def _require_supported(jaxpr: jex.core.Jaxpr, carry: Sequence[Any], length: int) -> None:
-    """Raise NotImplementedError for a scan without carry or work, or an unsupported dtype."""
+    """Raise NotImplementedError for a scan without carry or work, or with unsupported parts."""
     if not carry:
         raise NotImplementedError("a scan without a carry")
     if not (length and carry[0].shape[0]):
         raise NotImplementedError("a scan with no steps or no replicas")
     for var in (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars):
         check_dtype("an array", cast(Any, var.aval).dtype)
+    check_supported(jaxpr)
 
 
 def _program_size(

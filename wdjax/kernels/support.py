@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from wdjax.kernels import pallas
+from wdjax.kernels.backend import cuda_or_default
 
 MIN_CAPABILITY = 8.0  # compute capability, NVIDIA Ampere (2020): the minimum for Triton
 
@@ -102,6 +103,29 @@ def decide(what: str, why_not: str | None) -> bool:
     if heard is not None:
         heard[what] = why_not
     return why_not is None
+
+
+def kernel_or_plain(
+    what: str, why_not: str | None, by_kernel: Callable, plain: Callable, *operands: Any
+) -> Any:
+    """Call `by_kernel` on NVIDIA GPUs and `plain` elsewhere, and record this for `listening`.
+
+    If `by_kernel` cannot be traced, `plain` is called on all devices. Errors that do not depend on
+    kernels recur in it.
+
+    Args:
+        what: the task, for example "nearest neighbours".
+        why_not: a reason to call only `plain`, or None.
+        by_kernel: function of the operands that contains a kernel.
+        plain: equivalent function without it.
+        operands: pytrees of arrays.
+    """
+    if decide(what, why_not):
+        try:
+            return cuda_or_default(by_kernel, plain, *operands)
+        except Exception as error:  # such as a custom `act` that requires keys
+            decide(what, (str(error).strip() or type(error).__name__).splitlines()[0])
+    return plain(*operands)
 
 
 @contextlib.contextmanager
