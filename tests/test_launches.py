@@ -10,8 +10,9 @@ import pytest
 
 import wdjax
 from wdjax.kernels import launches
+from wdjax.kernels.backend import CUDA, cuda_or_default, platform
 from wdjax.kernels.lanes import limited
-from wdjax.kernels.launches import with_few_launches
+from wdjax.kernels.launches import trace, with_few_launches
 from wdjax.replicas import scan_replicas_kernel
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -65,6 +66,28 @@ def test_the_limit_counts_the_iterations_of_inner_loops(monkeypatch):
     nested = lambda x: jax.lax.fori_loop(0, 4, lambda _, y: inner(y), x)  # noqa: E731
     found = unrolls(jax.make_jaxpr(with_few_launches(nested))(1.0).jaxpr)
     assert sorted(found) == [(4, 1), (10, 10)]
+
+
+def test_equations_are_counted_as_on_a_gpu():
+    """Of two branches only one is compiled, and `scan_replicas` limits its kernels itself."""
+
+    def dependent(x):
+        return cuda_or_default(lambda x: x + 1.0, lambda x: x * x * x * x, x)
+
+    with platform(CUDA):
+        known = trace(dependent, 1.0)[1]
+    choice = 2  # for the platform and the branch
+    assert known == 1
+    assert trace(dependent, 1.0)[1] == known + choice
+
+    def scanned(times):
+        def step(x, _):
+            return functools.reduce(lambda y, _: y * x, range(times), x), None
+
+        kernel = functools.partial(scan_replicas_kernel, step, length=2)
+        return trace(kernel, jax.ShapeDtypeStruct((8,), jnp.float32))[1]
+
+    assert scanned(100) == scanned(1)
 
 
 @pytest.mark.slow

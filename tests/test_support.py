@@ -6,11 +6,13 @@ import sys
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cards import lowered
 
 from wdjax.kernels import pallas
+from wdjax.kernels.backend import CUDA, OTHER, cuda_or_default, platform
 from wdjax.kernels.support import why_no_kernels
 from wdjax.neighbors import nearest_neighbors
 from wdjax.replicas import scan_replicas
@@ -41,6 +43,35 @@ def test_kernels_require_compute_capability_8(monkeypatch, capabilities, why):
 
 def test_kernels_can_be_lowered_on_a_machine_without_gpus():
     assert why_no_kernels() is None
+
+
+@pytest.mark.parametrize(
+    ("known", "traced"),
+    [(None, ["cuda, cuda", "other, other"]), (CUDA, ["cuda, cuda"]), (OTHER, ["other, other"])],
+)
+def test_functions_for_other_devices_are_not_traced(known, traced):
+    seen = []
+
+    def inner(outside):
+        return lambda x: cuda_or_default(note(f"{outside}, cuda"), note(f"{outside}, other"), x)
+
+    def note(name):
+        def function(x):
+            seen.append(name)
+            return x
+
+        return function
+
+    with platform(known):
+        jax.jit(lambda x: cuda_or_default(inner("cuda"), inner("other"), x)).trace(1.0)
+    assert seen == traced
+
+
+def test_a_function_is_traced_again_for_another_platform():
+    function = jax.jit(lambda x: cuda_or_default(jnp.sin, jnp.cos, x))
+    with platform(CUDA):
+        assert "sin" in lowered(function, 0.0)
+    assert function(0.0) == 1.0
 
 
 def find(x):

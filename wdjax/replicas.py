@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from wdjax.kernels.backend import OTHER, traced_for
 from wdjax.kernels.scan import scan_kernel
 from wdjax.kernels.support import kernel_or_plain, why_no_kernels
 
@@ -70,7 +71,8 @@ def scan_replicas_kernel(
     def one(tree, axes) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)
 
-    closed, shape = jax.make_jaxpr(step, return_shape=True)(one(carry, 1), one(xs, 2))
+    plain = traced_for(OTHER, step)  # a kernel cannot contain other kernels
+    closed, shape = jax.make_jaxpr(plain, return_shape=True)(one(carry, 1), one(xs, 2))
     flat_carry, flat_xs = jax.tree.leaves(carry), jax.tree.leaves(xs)
     num_steps = flat_xs[0].shape[0] if length is None else length
     flat = scan_kernel(closed.jaxpr, closed.consts, flat_carry, flat_xs, num_steps, interpret)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from wdjax.kernels.backend import cuda_or_default
 from wdjax.kernels.launches import trace
 from wdjax.kernels.pallas import MAX_NUMBERS
 from wdjax.kernels.support import decide, kernel_or_plain, kernels_for, why_not_lowered
@@ -54,7 +55,7 @@ from wdjax.vector import VectorState
 
 PACKED = 2**15  # arrays in the carry of a rollout with at most this many numbers are packed
 UNROLL = 4  # steps in an iteration of the loop of a rollout: fewer launches and copies of arrays
-MAX_EQUATIONS = 4_000  # equations of a step; with more, unrolled steps take too long to compile
+MAX_EQUATIONS = 2_500  # equations of a step; with more, unrolled steps take too long to compile
 
 
 class ByKernel(struct.PyTreeNode):
@@ -101,7 +102,7 @@ class Cuda(PackedEngine):
                 return plain(policy, state, carry, obs, keys)
         by_kernel = functools.partial(self.with_kernels, policy, draw_by_kernel, policy)
         simple = lambda state, obs, keys: plain(policy, state.state, carry, obs, keys)[:2]  # noqa: E731
-        action, notes = jax.lax.platform_dependent(state, obs, keys, cuda=by_kernel, default=simple)
+        action, notes = cuda_or_default(by_kernel, simple, state, obs, keys)
         return action, notes, carry
 
     def notes_after(self, policy: Policy) -> bool:
@@ -128,7 +129,7 @@ class Cuda(PackedEngine):
 
         @jax.custom_jvp  # a custom loss may contain values; the kernel has no derivative
         def noted(state: PolicyState, obs: Observation, action: jax.Array | None) -> Fields:
-            return jax.lax.platform_dependent(state, obs, action, cuda=by_kernel, default=plain)
+            return cuda_or_default(by_kernel, plain, state, obs, action)
 
         noted.defjvp(functools.partial(jax.jvp, plain))
         return noted(state, obs, action)
@@ -157,7 +158,7 @@ class Cuda(PackedEngine):
             )
         if not decide(f"learning of {policy.name}", why):
             return plain(state, hypers, batch)
-        return jax.lax.platform_dependent(state, hypers, batch, cuda=by_kernel, default=by_xla)
+        return cuda_or_default(by_kernel, by_xla, state, hypers, batch)
 
     def decayed_sums(self, term_t: jax.Array, decay_t: jax.Array) -> jax.Array:
         plain = super().decayed_sums
@@ -167,7 +168,7 @@ class Cuda(PackedEngine):
 
         @jax.custom_jvp  # a custom loss may contain advantages; the kernel has no derivative
         def sums(*rows: jax.Array) -> jax.Array:
-            return jax.lax.platform_dependent(*rows, cuda=decayed_kernel, default=plain)
+            return cuda_or_default(decayed_kernel, plain, *rows)
 
         sums.defjvp(functools.partial(jax.jvp, plain))
         return sums(*jnp.broadcast_arrays(term_t, decay_t))

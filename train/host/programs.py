@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from wdjax.checks import one_line, require
-from wdjax.kernels.backend import on_cpu, on_gpu
-from wdjax.kernels.support import giving_up_kernels, listening
+from wdjax.kernels.backend import CUDA, OTHER, on_cpu, on_gpu, platform
+from wdjax.kernels.support import giving_up_kernels, listening, why_no_kernels
 from wdjax.lazy import no_garbage_collection
 from wdjax.train.devices.memory import bytes_free, bytes_needed
 from wdjax.train.devices.packing import Packed
@@ -21,6 +21,7 @@ from wdjax.train.kernels.layers import OBSERVATIONS, why_unused
 from wdjax.train.kernels.rollout import STEPS, WHOLE
 from wdjax.train.learner.learner import Learner, run_up_to
 from wdjax.train.state.policy import Setup
+from wdjax.train.state.sharding import device_of_new_arrays
 from wdjax.train.state.state import TrainState
 
 # order of independent kernels in a command buffer (a CUDA graph)
@@ -226,12 +227,23 @@ def lower_chunk(
     return lower_updates(chunk, state, compiler_options(learner.setup))
 
 
+def known_platform() -> str | None:
+    """Return the value of `platform` for programs that run where new arrays are.
+
+    None if `jax.default_device` chooses a backend that is not the default one.
+    """
+    here = device_of_new_arrays().platform
+    if here != jax.default_backend():
+        return None
+    return CUDA if on_gpu() and why_no_kernels() is None else OTHER
+
+
 def lower_updates(
     chunk: Callable, states: TrainState, options: Mapping[str, bool | str]
 ) -> tuple[jax.stages.Lowered, Mapping[str, bool | str], float]:
     """Trace a chunk of a run or a population, which donates its states. Return as `lower_chunk`."""
     start, listeners = time.perf_counter(), _LISTENERS.get([])
-    with no_garbage_collection(), listening() as heard:
+    with no_garbage_collection(), platform(known_platform()), listening() as heard:
         lowered = jax.jit(chunk, donate_argnums=0).lower(states, jax.ShapeDtypeStruct((), np.int32))
     words = words_of_kernels(heard)
     while listeners and words:

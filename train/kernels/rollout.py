@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wdjax.kernels.lanes import limited
+from wdjax.kernels.lanes import check_size, limited
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.stepping import StepResult
@@ -187,6 +187,9 @@ def step_replicas(
         raise NotImplementedError(
             f"a state has more than {MAX_OPERATIONS:,} numbers: a kernel compiles too long"
         )
+    for policy in setup.policies.values():  # not traced either
+        agents, space = policy.assignment.num_agents, policy.assignment.observation_space
+        check_size("an observation", (agents, *space.shape) if isinstance(space, Box) else ())
     first = jax.tree.map(lambda leaf: leaf[None], (keys, action))
     with limited(MAX_OPERATIONS):
         state, outputs = scan_replicas_kernel(

@@ -6,6 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+CUDA, OTHER = "cuda", "other"
+platform = jax.make_user_context(None)
+"""devices for which functions are traced: CUDA (NVIDIA GPUs), OTHER, or None if both are possible.
+jax does not use a function that it traced with one value where another value holds"""
+
 
 def on_cpu() -> bool:
     """Return whether jax computes on the CPU by default. Its devices share cores and memory."""
@@ -18,8 +23,25 @@ def on_gpu() -> bool:
 
 
 def cuda_or_default(cuda: Callable, default: Callable, *operands: Any) -> Any:
-    """Call `cuda` on NVIDIA GPUs, and an equivalent function on other devices."""
-    return jax.lax.platform_dependent(*operands, cuda=cuda, default=default)
+    """Call `cuda` on NVIDIA GPUs, and an equivalent function on other devices.
+
+    Both are traced, unless `platform` says which one is needed.
+    """
+    if platform.value is not None:
+        return (cuda if platform.value == CUDA else default)(*operands)
+    return jax.lax.platform_dependent(
+        *operands, cuda=traced_for(CUDA, cuda), default=traced_for(OTHER, default)
+    )
+
+
+def traced_for(value: str, function: Callable) -> Callable:
+    """Return a function that is traced for a platform: CUDA or OTHER."""
+
+    def traced(*operands: Any) -> Any:
+        with platform(value):
+            return function(*operands)
+
+    return traced
 
 
 def quick_jit(function: Callable) -> Callable:

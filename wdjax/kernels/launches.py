@@ -15,6 +15,7 @@ import jax.extend as jex
 import jax.numpy as jnp
 
 from wdjax.kernels.indexing import UPDATES
+from wdjax.kernels.scan import SCAN_REPLICAS
 
 MAX_LENGTH = 16  # iterations of a loop that is unrolled
 MAX_EQUATIONS = 2_000  # equations in all of its iterations, which limits compile time
@@ -84,11 +85,20 @@ def _is_short(length: int, body: jex.core.Jaxpr) -> bool:
 
 
 def _count(jaxpr: jex.core.Jaxpr) -> int:
-    """Return the number of equations of a jaxpr; the body of a scan counts `unroll` times."""
+    """Return the number of equations of a jaxpr on an NVIDIA GPU, a measure of its compile time.
+
+    The body of a scan counts `unroll` times. Of `platform_dependent`, the branch for CUDA counts. A
+    kernel of `scan_replicas` counts once, because its operations are limited anyway.
+    """
     total = len(jaxpr.eqns)
     for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "pallas_call" and eqn.params["name"] == SCAN_REPLICAS:
+            continue
+        inside = list(jex.core.jaxprs_in_params(eqn.params))
+        platforms = eqn.params.get("branches_platforms") or ()
+        cuda = [i for i, names in enumerate(platforms) if names and "cuda" in names]
         times = eqn.params["unroll"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(map(_count, jex.core.jaxprs_in_params(eqn.params)))
+        total += times * sum(_count(inside[i]) for i in cuda or range(len(inside)))
     return total
 
 

@@ -31,6 +31,7 @@ from wdjax.kernels.words import (
     words_shape,
 )
 
+SCAN_REPLICAS = "scan_replicas"  # name of the kernels in programs and profiles
 LANES = 32  # replicas per program, a power of two
 FEW_LANES = 8  # replicas per program with a network and few replicas: more and faster programs
 FEW_REPLICAS = 4096  # above this number, every program has LANES replicas
@@ -78,7 +79,7 @@ def scan_kernel(
     places: list[list[Any] | None] = []
     kernel = functools.partial(_kernel, scan=scan, places=places)
     grid = (pallas.cdiv(num_replicas, lanes),)
-    run = pallas.call(kernel, "scan_replicas", shapes, grid, warps, stages=1, interpret=interpret)
+    run = pallas.call(kernel, SCAN_REPLICAS, shapes, grid, warps, stages=1, interpret=interpret)
     changed, outputs = run([*map(_shared_words, consts)], *_input_words(scan, carry, xs))
     leaves = list(carry)
     for words, group in zip(changed, scan.changed, strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_runs import small_config
 
+from wdjax.kernels.backend import CUDA, OTHER, platform
 from wdjax.train import load_config, make_learner
 from wdjax.train.host import programs as chunks
 from wdjax.train.host.programs import (
@@ -20,6 +21,7 @@ from wdjax.train.host.programs import (
     compile_lowered,
     compiler_options,
     finish_chunk,
+    known_platform,
     lower_chunk,
 )
 from wdjax.train.learner import setup as setups
@@ -69,6 +71,38 @@ def test_state_is_on_the_default_device():
     assert {leaf.sharding for leaf in jax.tree.leaves(like.policies)} == {
         jax.sharding.SingleDeviceSharding(other)
     }
+
+
+@pytest.mark.parametrize(
+    ("default", "new", "expected"),
+    [
+        ("cpu", "cpu", OTHER),
+        ("gpu", "gpu", CUDA),
+        ("gpu", "cpu", None),  # jax.default_device
+        ("tpu", "tpu", OTHER),
+    ],
+)
+def test_programs_are_traced_for_the_devices_of_new_arrays(default, new, expected, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: default)
+    device = types.SimpleNamespace(platform=new)
+    monkeypatch.setattr(chunks, "device_of_new_arrays", lambda: device)
+    assert known_platform() == expected
+
+
+def test_an_unsupported_gpu_is_another_platform(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    device = types.SimpleNamespace(platform="gpu")
+    monkeypatch.setattr(chunks, "device_of_new_arrays", lambda: device)
+    monkeypatch.setattr(chunks, "why_no_kernels", lambda: "it is not an NVIDIA GPU")
+    assert known_platform() == OTHER
+
+
+def test_a_chunk_is_traced_for_known_devices(monkeypatch):
+    found = []
+    monkeypatch.setattr(chunks, "run_up_to", lambda *_: found.append(platform.value))
+    learner = make_learner(small_config())
+    lower_chunk(learner, abstract_state(learner.setup), 1)
+    assert found == [OTHER]
 
 
 @pytest.mark.slow

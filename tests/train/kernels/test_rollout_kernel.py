@@ -222,8 +222,12 @@ def test_supported_rollout_is_one_kernel_on_a_gpu(monkeypatch):
     assert why_by_scan(setup) is None
 
 
-def test_a_large_state_is_refused_before_it_is_traced(monkeypatch):
-    crowd = {"env_params.num_taggers": 4, "env_params.num_runners": 500, "num_envs": 2}
+@pytest.mark.parametrize(
+    ("runners", "why"),
+    [(500, "more than 2,500 numbers"), (100, r"an observation has shape \(100, 71\)")],
+)
+def test_a_large_environment_is_refused_before_it_is_traced(runners, why, monkeypatch):
+    crowd = {"env_params.num_taggers": 4, "env_params.num_runners": runners, "num_envs": 2}
     setup = make_setup(load_config("tag_continuous", devices=1, rollout_length=2, **crowd))
     key = jax.random.key(0)
 
@@ -232,5 +236,5 @@ def test_a_large_state_is_refused_before_it_is_traced(monkeypatch):
 
     state = jax.eval_shape(setup.replicas.reset, key, setup.env_params)[1]
     monkeypatch.setattr(type(setup.replicas), "step_with_keys", step)
-    with pytest.raises(NotImplementedError, match="more than 2,500 numbers"):
+    with pytest.raises(NotImplementedError, match=why):
         step_replicas(setup, (key, key), state, None, setup.env_params)
