@@ -54,8 +54,8 @@ def check_supported(jaxpr: jex.core.Jaxpr) -> None:
     for eqn in _used(jaxpr).eqns:
         _check_equation(eqn)
         name = eqn.primitive.name
-        inner = eqn.params[CALLS.get(name, "jaxpr")] if name in CALLS or name == "scan" else None
-        if inner is not None:
+        if name in CALLS or (name == "scan" and eqn.params["length"]):
+            inner = eqn.params[CALLS.get(name, "jaxpr")]
             check_supported(getattr(inner, "jaxpr", inner))
 
 
