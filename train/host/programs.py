@@ -230,12 +230,14 @@ def lower_chunk(
 def known_platform() -> str | None:
     """Return the value of `platform` for programs that run where new arrays are.
 
-    None if `jax.default_device` chooses a backend that is not the default one.
+    None if `jax.default_device` chooses a backend that is not the default one, and for GPUs without
+    kernels, which may be NVIDIA GPUs or others.
     """
-    here = device_of_new_arrays().platform
-    if here != jax.default_backend():
+    if device_of_new_arrays().platform != jax.default_backend():
         return None
-    return CUDA if on_gpu() and why_no_kernels() is None else OTHER
+    if on_gpu():
+        return CUDA if why_no_kernels() is None else None
+    return OTHER
 
 
 def lower_updates(
