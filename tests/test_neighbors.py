@@ -117,6 +117,15 @@ def test_distances_that_differ_in_the_last_bits_are_ordered(spread):
         check(IMPLEMENTATIONS["kernel"], x, y, np.ones(N, bool), 3)
 
 
+def test_many_agents_in_each_corner():
+    """More agents with equal distances than the kernel sorts, as at the edges of a game."""
+    rng = np.random.default_rng(0)
+    x, y = rng.choice([0.0, 3.0], (2, 60)), rng.choice([0.0, 3.0], (2, 60))
+    x[:, :5], y[:, :5] = rng.uniform(0, 3, (2, 5)), rng.uniform(0, 3, (2, 5))
+    for i in range(2):
+        check(IMPLEMENTATIONS["kernel"], x[i], y[i], np.ones(60, bool), 4)
+
+
 @pytest.mark.parametrize(
     ("sizes", "k"), [((1, 2), 1), pytest.param((33, 105), 3, marks=pytest.mark.slow)]
 )

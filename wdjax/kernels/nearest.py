@@ -10,15 +10,15 @@ agents (neighbors.py), or those in windows of places (cells.py). A place is a po
 3. The first k + SPARE keys are sorted by exact float32 distance, lower index first, by a few
    exchanges of adjacent keys.
 4. The result is exact if these exchanges sorted the keys, and if the next key, with its index bits
-   cleared, is farther than the k-th neighbor. If not (ties, or distances that differ only in the
-   replaced bits), the program repeats the search by insertion with exact distances, at several
-   times the cost. In cells, agents in one point do not need it: their keys are exact.
+   cleared, is farther than the k-th neighbor. If the next key is not (several agents in one corner,
+   for example), the program counts the agents before the k-th neighbor by exact distances. If some
+   are missing, or the exchanges were not enough, it repeats the search by insertion, at several
+   times the cost. In cells, agents in one point need neither: their keys are exact.
 
 For k > MAX_SORTED the sorting networks take about a minute to compile, so the program searches by
 insertion only.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from wdjax.kernels import pallas
 ROWS = 32  # agents per program, one per lane of one warp
 SPARE = 3  # additional sorted keys: the agent itself, and two that make insertion rarely necessary
 MAX_SORTED = 13  # with SPARE, the sorting networks have 16 keys
+BLOCK = 4  # agents that are counted at once, a divisor of `block_size`
 NOBODY = 2**31 - 1  # a key larger than any agent's
 INFINITE = 0x7F800000  # bits of an infinite distance: keys from here on belong to no agent
 
@@ -116,11 +117,14 @@ def search(others: Others, k: int, last: jax.Array | int) -> tuple[jax.Array, ..
     next_square = jax.lax.bitcast_convert_type(next_key & ~others.bits, jnp.float32)
     is_exact |= jnp.sqrt(next_square) > distances[k - 1]
     is_exact |= others.exact_zeros & (next_square == 0)
-    is_exact &= is_sorted & others.fits
+    is_sorted = _in_all_lanes(is_sorted & others.fits)
+    has_all = jax.lax.cond(
+        _in_all_lanes(is_exact) | ~is_sorted,
+        lambda: is_sorted,
+        lambda: _in_all_lanes(_are_nearest(others, distances[:k], indices[:k], last)),
+    )
     return jax.lax.cond(
-        jnp.min(is_exact.astype(jnp.int32)) > 0,
-        lambda: tuple(indices[:k]),
-        lambda: _nearest_by_insertion(others, k)[1],
+        has_all, lambda: tuple(indices[:k]), lambda: _nearest_by_insertion(others, k)[1]
     )
 
 
@@ -158,8 +162,7 @@ def smallest_keys(others: Others, k: int) -> list[jax.Array]:
     """
     size = block_size(k)
 
-    def merge_block(begin: jax.Array | int, block: jax.Array, kept: tuple) -> tuple:
-        place = begin + block.astype(jnp.int32) * size  # loops count in int64 with jax_enable_x64
+    def merge(place: jax.Array, kept: tuple) -> tuple:
         squares = [others.square(place + i) for i in range(size)]
         bits = [jax.lax.bitcast_convert_type(square, jnp.int32) for square in squares]
         number = place - others.first
@@ -168,13 +171,23 @@ def smallest_keys(others: Others, k: int) -> list[jax.Array]:
             _merge_bitonic([jax.lax.min(a, b) for a, b in zip(kept, reversed(keys), strict=True)])
         )
 
-    def merge(begin: jax.Array | int, end: jax.Array | int, kept: tuple) -> tuple:
-        num_blocks = (end - begin + size - 1) // size
-        kept = jax.lax.fori_loop(0, num_blocks, functools.partial(merge_block, begin), kept)
-        return kept, begin + num_blocks * size
-
     start = (jnp.full((ROWS,), NOBODY, jnp.int32),) * size
-    return list(others.walk(merge, start))
+    return list(_walk_blocks(others, size, merge, start))
+
+
+def _walk_blocks(others: Others, size: int, merge: Callable, held: Any) -> Any:
+    """Call `merge(place, held) -> held` for the first place of each block of `size` places."""
+
+    def merge_window(begin: jax.Array | int, end: jax.Array | int, held: Any) -> tuple:
+        num_blocks = (end - begin + size - 1) // size
+
+        def merge_block(block: jax.Array, held: Any) -> Any:
+            # loops count in int64 with jax_enable_x64
+            return merge(begin + block.astype(jnp.int32) * size, held)
+
+        return jax.lax.fori_loop(0, num_blocks, merge_block, held), begin + num_blocks * size
+
+    return others.walk(merge_window, held)
 
 
 def _sort(keys: list[jax.Array]) -> list[jax.Array]:
@@ -252,6 +265,33 @@ def _exchange(distances: list[jax.Array], indices: list[jax.Array], i: int) -> N
             jax.lax.select(behind, values[i + 1], values[i]),
             jax.lax.select(behind, values[i], values[i + 1]),
         )
+
+
+def _are_nearest(
+    others: Others,
+    distances: list[jax.Array],
+    indices: list[jax.Array],
+    last: jax.Array | int,
+) -> jax.Array:
+    """Return whether no other agent is nearer than the last of k sorted neighbors, [ROWS] bool."""
+
+    def count(place: jax.Array, num_before: jax.Array) -> jax.Array:
+        for i in range(BLOCK):
+            # places of a block after the last one are infinitely far
+            far = others.distance(place + i)
+            index = others.index_of(jnp.minimum(place + i, last))
+            is_before = _is_before(far, index, distances[-1], indices[-1])
+            num_before += is_before.astype(jnp.int32)
+        return num_before
+
+    num_before = _walk_blocks(others, BLOCK, count, jnp.zeros((ROWS,), jnp.int32))
+    num_found = sum((far < jnp.inf).astype(jnp.int32) for far in distances[:-1])
+    return num_before == num_found
+
+
+def _in_all_lanes(flag: jax.Array) -> jax.Array:
+    """Return whether a flag is true in all lanes, () bool."""
+    return jnp.min(flag.astype(jnp.int32)) > 0
 
 
 def _nearest_by_insertion(

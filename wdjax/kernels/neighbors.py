@@ -16,6 +16,8 @@ from wdjax.kernels.nearest import ROWS, nearest, num_places_of
 from wdjax.kernels.support import decide, why_no_kernels
 
 TILE = 8, 32  # agents and columns of rows that are written at once
+FEW_TILE = 16, 32  # the same in few programs, which have more registers and wait less often
+FEW = 512  # programs of all replicas
 MAX_NEIGHBORS = 32  # limited by registers, which hold all keys
 
 
@@ -86,17 +88,22 @@ def neighbor_rows_kernel(
     """
     num_agents, num_features = features.shape
     table, shapes = table_and_shapes(features, own, k, sizes)
-    kernel = functools.partial(
-        _rows_kernel,
-        num_agents=num_agents,
-        k=k,
-        num_features=num_features,
-        num_relative=num_relative,
-        sizes=sizes,
-        interpret=interpret,
-    )
-    scene = _scene(x, y, active, k, table)
-    return _call(kernel, shapes, num_agents, interpret)(x, y, scene)[1]
+
+    def launch(num_replicas: int, *arrays: jax.Array) -> Any:
+        num_programs = num_replicas * pallas.cdiv(num_agents, ROWS)
+        kernel = functools.partial(
+            _rows_kernel,
+            num_agents=num_agents,
+            k=k,
+            num_features=num_features,
+            num_relative=num_relative,
+            sizes=sizes,
+            tile=FEW_TILE if num_programs <= FEW else TILE,
+            interpret=interpret,
+        )
+        return _call(kernel, shapes, num_agents, interpret)(*arrays)
+
+    return pallas.over_members(launch)(x, y, _scene(x, y, active, k, table))[1]
 
 
 def table_and_shapes(
@@ -158,11 +165,13 @@ def _rows_kernel(
     num_features: int,
     num_relative: int,
     sizes: tuple[int, ...],
+    tile: tuple[int, int],
     interpret: bool,
 ) -> None:
     """Write the neighbor indices of ROWS agents, and then their feature rows.
 
-    `rows_refs` contains the feature rows of each group, [size, width].
+    `rows_refs` contains the feature rows of each group, [size, width], and `tile` the numbers of
+    agents and columns that are written at once.
     """
     rows = _own_rows(num_agents)
     is_active = pallas.load(scene_ref.at[rows]) < jnp.inf
@@ -186,21 +195,21 @@ def _rows_kernel(
         begin, end = jnp.maximum(first, start), jnp.minimum(first + ROWS, start + size)
 
         def write(
-            tile: jax.Array, _: None, rows_ref=rows_ref, start=start, begin=begin, end=end
+            number: jax.Array, _: None, rows_ref=rows_ref, start=start, begin=begin, end=end
         ) -> None:
-            agent = begin + tile * TILE[0] + jax.lax.broadcasted_iota(jnp.int32, TILE, 0)
-            first_columns = range(0, width, TILE[1])
+            agent = begin + number * tile[0] + jax.lax.broadcasted_iota(jnp.int32, tile, 0)
+            first_columns = range(0, width, tile[1])
             # load everything first, because a load would wait for an earlier store
             values = [
                 read(jnp.minimum(agent, end - 1), first_column) for first_column in first_columns
             ]
             for first_column, value in zip(first_columns, values, strict=True):
-                column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
+                column = first_column + jax.lax.broadcasted_iota(jnp.int32, tile, 1)
                 pallas.store(
                     rows_ref.at[agent - start, column], value, mask=(agent < end) & (column < width)
                 )
 
-        num_tiles = jnp.maximum(end - begin + TILE[0] - 1, 0) // TILE[0]
+        num_tiles = jnp.maximum(end - begin + tile[0] - 1, 0) // tile[0]
         jax.lax.fori_loop(0, num_tiles, write, None)
         start += size
 
@@ -217,12 +226,12 @@ def read_tile(
     num_features: int,
     num_relative: int,
 ) -> jax.Array:
-    """Return TILE columns of rows: neighbors feature by feature, then the agent's own features.
+    """Return some columns of rows: neighbors feature by feature, then the agent's own features.
 
     Args:
         table_ref: the feature table from `first` on: all features of an agent, [N (F + C)].
         index_ref: [N, k] int32, indices of the neighbors, -1 for none.
-        agent: TILE int32, the agents.
+        agent: [*tile] int32, the agents.
         first_column: first column of the tile.
         first: start of the feature table.
         width: columns of a row.
@@ -230,8 +239,8 @@ def read_tile(
         num_features: features of a neighbor.
         num_relative: leading features that are differences to the agent's own.
     """
-    num_columns = width - num_features * (k - 1)
-    column = first_column + jax.lax.broadcasted_iota(jnp.int32, TILE, 1)
+    tile, num_columns = agent.shape, width - num_features * (k - 1)
+    column = first_column + jax.lax.broadcasted_iota(jnp.int32, tile, 1)
     written = column < width
     is_neighbor = column < num_features * k
     feature = jnp.where(is_neighbor, jax.lax.div(column, k), column - num_features * (k - 1))
