@@ -39,7 +39,7 @@ from wdjax.train.kernels.rollout import (
     STEPS,
     WHOLE,
     play_replicas,
-    step_replicas,
+    step_by_kernel,
     why_by_scan,
 )
 from wdjax.train.kernels.towers import inputs_of, towers_of, transposed
@@ -214,7 +214,7 @@ class Cuda(PackedEngine):
     ) -> StepResult:
         """Run a step in one kernel if it supports the environment."""
         why = why_unused() if setup.config.kernels else NO_KERNELS
-        by_kernel = functools.partial(step_replicas, setup)
+        by_kernel = functools.partial(step_by_kernel, setup)
         plain = functools.partial(super().step, setup)
         return kernel_or_plain(STEPS, why, by_kernel, plain, keys, replicas, action, params)
 

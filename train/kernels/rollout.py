@@ -9,9 +9,11 @@ Observations therefore stay in registers and are not carried between iterations.
 values and log-probabilities: where `Engine.notes_after` holds, they are computed after the rollout
 for all steps at once, so that the kernel has fewer operations, and compiles and runs faster.
 
-`step_replicas` runs one step of the environment in the same way, without policies.
+`step_replicas` runs one step of the environment in the same way, without policies. For larger
+environments, `step_in_blocks` runs it with one program per replica.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +21,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wdjax.env import may_observe_late
 from wdjax.kernels.lanes import check_size, limited
+from wdjax.kernels.mapped import map_replicas_kernel
 from wdjax.replicas import scan_replicas_kernel
 from wdjax.spaces import Box
 from wdjax.stepping import StepResult
@@ -43,6 +47,9 @@ MAX_WIDTH = 64  # units of a layer
 # log-probabilities), ten seeds train for 11 s instead of 31 s and compile for 28 s instead of 9 s.
 # With simple_tag (2,652), compilation takes longer than it saves.
 MAX_OPERATIONS = 2_500
+# numbers in the state of a replica; runs of smaller environments are too short to gain back the
+# seconds that `step_in_blocks` compiles longer (RESULTS.md)
+MIN_NUMBERS = 256
 
 
 def why_by_scan(setup: Setup) -> str | None:
@@ -197,6 +204,55 @@ def step_replicas(
         )
     obs, *rest = jax.tree.map(lambda leaf: leaf[0], outputs)
     return obs, state.replace(starts=starts), *rest
+
+
+def step_by_kernel(setup: Setup, *operands: Any) -> StepResult:
+    """Advance all replicas by `step_replicas` or, if it does not support them, `step_in_blocks`.
+
+    Raises:
+        NotImplementedError: if neither supports the rules of the environment; by the first.
+    """
+    try:
+        return step_replicas(setup, *operands)
+    except NotImplementedError:
+        with contextlib.suppress(NotImplementedError):
+            return step_in_blocks(setup, *operands)
+        raise
+
+
+def step_in_blocks(
+    setup: Setup,
+    keys: Any,
+    replicas: VectorState,
+    action: Any,
+    params: EnvParams,
+    interpret: bool = False,
+) -> StepResult:
+    """Advance all replicas by one step as `Engine.step`, one program per replica.
+
+    Only for environments that observe late, whose observations another kernel computes.
+
+    Raises:
+        NotImplementedError: if such a program does not support the environment, or would not pay.
+    """
+    if not may_observe_late(setup.env):  # the next checks are before tracing, which takes a while
+        raise NotImplementedError("a step that includes its observation")
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(replicas.env_state))
+    if numbers < MIN_NUMBERS * setup.replicas.num_envs:
+        raise NotImplementedError(f"a state has less than {MIN_NUMBERS} numbers")
+    one = dataclasses.replace(setup.replicas, num_envs=1)
+    keys = keys if isinstance(keys, tuple) else setup.replicas.draw_keys(keys)
+
+    def step(replica: tuple, shared: tuple) -> StepResult:
+        (keys, state, action), (starts, params) = replica, shared
+        keys, state, action = jax.tree.map(lambda leaf: leaf[None], (keys, state, action))
+        obs, state, *rest = one.step_with_keys(keys, state.replace(starts=starts), action, params)
+        return jax.tree.map(lambda leaf: leaf[0], (obs, state.replace(starts=None), *rest))
+
+    given = (keys, replicas.replace(starts=None), action), (replicas.starts, params)
+    # on a CPU, observations have no kernel: XLA computes them
+    obs, state, *rest = map_replicas_kernel(step, *given, interpret, partly=interpret)
+    return obs, state.replace(starts=replicas.starts), *rest
 
 
 def apart(

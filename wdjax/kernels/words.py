@@ -41,7 +41,7 @@ def _own_words(aval: Any) -> int:
     return math.prod(aval.shape) * (2 if is_key(aval.dtype) else 1)
 
 
-def _memory_dtype(aval: Any) -> Any:
+def memory_dtype(aval: Any) -> Any:
     if is_key(aval.dtype):
         return jnp.dtype(jnp.uint32)
     return jnp.dtype(aval.dtype)
@@ -59,7 +59,7 @@ def words_shape(aval: Any, leading: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """
     size = math.prod(leading) * num_words(aval)
     _require_indexable((*leading, *aval.shape), size)
-    return jax.ShapeDtypeStruct((size,), _memory_dtype(aval))
+    return jax.ShapeDtypeStruct((size,), memory_dtype(aval))
 
 
 def _require_indexable(shape: tuple[int, ...], size: int) -> None:
@@ -98,16 +98,16 @@ def from_words(
         places: the value that `store` returned.
     """
     if places is None:
-        return [_as_leaf(words, avals[0], leading)]
+        return [as_leaf(words, avals[0], leading)]
     counts = [_own_words(aval) for aval in avals]
     words = _put_together(words.reshape(*leading[:-1], -1, leading[-1]), places)
     words = jnp.swapaxes(words, -1, -2)
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     parts = [words[..., end - count : end] for end, count in zip(ends, counts, strict=True)]
-    return [_as_leaf(part, aval, leading) for part, aval in zip(parts, avals, strict=True)]
+    return [as_leaf(part, aval, leading) for part, aval in zip(parts, avals, strict=True)]
 
 
-def _as_leaf(words: jax.Array, aval: Any, leading: tuple[int, ...]) -> jax.Array:
+def as_leaf(words: jax.Array, aval: Any, leading: tuple[int, ...]) -> jax.Array:
     """Convert words [*leading, W] to a leaf."""
     if is_key(aval.dtype):
         data = words.reshape(*leading, *aval.shape, 2)
@@ -122,7 +122,7 @@ def by_dtype(avals: Sequence[Any]) -> list[list[int]]:
     """
     groups: dict[Any, list[int]] = {}
     for i, aval in enumerate(avals):
-        groups.setdefault(_memory_dtype(aval), []).append(i)
+        groups.setdefault(memory_dtype(aval), []).append(i)
     return list(groups.values())
 
 
@@ -130,7 +130,7 @@ def group_shape(avals: Sequence[Any], num_replicas: int) -> jax.ShapeDtypeStruct
     """Return the shape in memory of leaves of one dtype without a time axis."""
     size = num_replicas * max(sum(map(_own_words, avals)), 1)
     _require_indexable((num_replicas, size // num_replicas), size)
-    return jax.ShapeDtypeStruct((size,), _memory_dtype(avals[0]))
+    return jax.ShapeDtypeStruct((size,), memory_dtype(avals[0]))
 
 
 def to_group(leaves: Sequence[Any]) -> jax.Array:
