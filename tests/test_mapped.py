@@ -32,6 +32,7 @@ FUNCTIONS = {
         lambda x, c: jnp.concatenate([jnp.stack([x, -x], axis=1).reshape(-1), c, x]),
         X,
     ),
+    "a stack is padded": (lambda x, c: jnp.pad(jnp.stack([x, 2 * x]), ((2, 3), (0, 0)))[:2], X),
     "padded": (lambda x, c: jnp.pad(x, (2, 3), constant_values=7.0)[1:9], X),
     "split": (lambda x, c: jnp.split(x, [2, 3])[2] + jnp.split(x, [4])[0], X),
     "unstacked": (lambda x, c: jnp.unstack(jnp.stack([x, c[1] * x]))[1], X),
@@ -98,9 +99,20 @@ def test_xla_computes_what_depends_on_another_kernel():
     [
         (lambda x, _: jnp.sort(x), X, "sort"),
         (lambda x, _: x[jnp.argmax(x)], X, "dynamic_slice"),
+        (lambda key, _: jnp.stack([key, key]) == key, KEYS, "eq of key"),
+        (lambda n, _: jnp.bitwise_or.reduce(n), NUMBERS, "reduce_or of int32"),
+        (lambda flags, _: flags.argmax(), FLAGS, "argmax of bool"),
+        (lambda x, _: jax.lax.bitcast_convert_type(x, jnp.int8), X, "bitcast_convert_type"),
         (lambda x, _: x + 1, jnp.zeros((1_000, 2)), "1000 replicas"),
         (lambda x, _: x + 1, jnp.zeros((2, 5_000)), "5,000 numbers"),
         (lambda x, _: (x[:, None] * x[None]).sum(), jnp.zeros((2, 200)), "mul of shape"),
+        (  # at the span of the whole join, the first part has too many numbers
+            lambda x, _: (
+                jnp.append((x[:, None] * jnp.arange(900.0)[None]).sum(1), jnp.zeros(99)) * 2
+            ),
+            X,
+            "a block of shape",
+        ),
     ],
 )
 def test_unsupported_functions_are_refused(function, replicas, word):

@@ -122,7 +122,8 @@ def _stack(blocks: Any, eqn: Any, _: Any, spans: Spans) -> Any:
     axis = eqn.params["axis"]
     start, size = spans[axis]
     position, inside, stacked = positions(spans, axis), (*spans[:axis], *spans[axis + 1 :]), None
-    for i in range(max(start, 0), min(start + size, len(eqn.invars))):
+    first = min(max(start, 0), len(eqn.invars) - 1)  # the span may be outside of the array
+    for i in range(first, max(first + 1, min(start + size, len(eqn.invars)))):
         block = blocks.at(eqn.invars[i], inside)
         shape = _shape(block)
         block = _shaped(block, (*shape[:axis], 1, *shape[axis:]))

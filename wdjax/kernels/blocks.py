@@ -7,8 +7,8 @@ thereby only change the spans, although Triton can neither slice nor join regist
 is needed at other spans is computed again there.
 
 On each axis, a block has the size of the span rounded up to a power of two, or 1 if all its numbers
-along that axis are equal. Positions beyond the end of an axis contain arbitrary numbers. Keys are a
-`threefry.Key` of two blocks.
+along that axis are equal. Positions outside of the span or the array contain arbitrary numbers.
+Keys are a `threefry.Key` of two blocks.
 """
 
 import math
@@ -20,9 +20,10 @@ import jax.extend as jex
 import jax.numpy as jnp
 
 from wdjax.kernels.block_rules import RULES
-from wdjax.kernels.elementwise import check_dtype
+from wdjax.kernels.elementwise import COMPUTED, check_dtype, computed
 from wdjax.kernels.spans import Spans, inside, whole
 from wdjax.kernels.threefry import Key
+from wdjax.kernels.words import is_key
 
 MAX_BLOCK = 2**14  # numbers of a block
 MAX_BLOCKS = 2_500  # blocks that a program computes, which limits compile time
@@ -52,6 +53,7 @@ class Blocks:
         spans = tuple(map(inside, spans, atom.aval.shape))
         place = (atom, spans)
         if place not in self.known:
+            _check_size(f"a block of shape {atom.aval.shape}", spans)
             if len(self.known) >= MAX_BLOCKS:
                 raise NotImplementedError(f"a step has more than {MAX_BLOCKS:,} blocks")
             eqn = self.made_by.get(atom)
@@ -81,16 +83,17 @@ def why_not(eqn: jex.core.JaxprEqn) -> str | None:
     name, params = eqn.primitive.name, eqn.params
     if name not in RULES:
         return f"{name}: this primitive is not supported"
-    for var in (*eqn.outvars, *eqn.invars):
-        aval: Any = var.aval
-        if math.prod(span.width for span in whole(aval.shape)) > MAX_BLOCK:
-            return f"{name} of shape {aval.shape}: a program supports up to {MAX_BLOCK:,} numbers"
-        if not aval.size:
-            return f"{name} of an empty array"
-        try:
+    avals: list[Any] = [var.aval for var in (*eqn.invars, *eqn.outvars)]
+    dtypes = [aval.dtype for aval in avals[: len(eqn.invars)]]
+    try:
+        for aval in avals:
+            _check_size(f"{name} of shape {aval.shape}", whole(aval.shape))
             check_dtype(name, aval.dtype)
-        except NotImplementedError as error:
-            return str(error)
+        if name in COMPUTED:
+            computed(eqn)
+    except NotImplementedError as error:
+        return str(error)
+    of_flags = [dtype == jnp.bool_ for dtype in dtypes]
     unsupported = {
         "slice": any(stride != 1 for stride in params.get("strides") or ()),
         "pad": any(
@@ -98,10 +101,21 @@ def why_not(eqn: jex.core.JaxprEqn) -> str | None:
         ),
         "random_bits": params.get("bit_width") != 32,
         "reshape": params.get("dimensions") is not None,
-        "argmin": params.get("index_dtype") != jnp.int32,
-        "argmax": params.get("index_dtype") != jnp.int32,
+        "argmin": params.get("index_dtype") != jnp.int32 or any(of_flags),
+        "argmax": params.get("index_dtype") != jnp.int32 or any(of_flags),
+        "reduce_and": not all(of_flags),  # bit by bit for integers
+        "reduce_or": not all(of_flags),
+        "eq": any(map(is_key, dtypes)),
+        "ne": any(map(is_key, dtypes)),
     }
-    return f"{name} with {params}" if unsupported.get(name) else None
+    return f"{name} of {dtypes[0]} with {params}" if unsupported.get(name) else None
+
+
+def _check_size(what: str, spans: Spans) -> None:
+    """Raise NotImplementedError for a block that is empty or has more than MAX_BLOCK numbers."""
+    numbers = math.prod(span.width if span.size else 0 for span in spans)
+    if not 0 < numbers <= MAX_BLOCK:
+        raise NotImplementedError(f"{what}: a block has 1 to {MAX_BLOCK:,} numbers")
 
 
 def is_merged(eqn: jex.core.JaxprEqn) -> bool:

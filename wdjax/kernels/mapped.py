@@ -24,7 +24,7 @@ from wdjax.kernels.words import as_leaf, is_key, memory_dtype, to_words, words_s
 WARPS = 8  # warps of a program
 # about one program for each multiprocessor; XLA computes more or larger replicas as fast
 MAX_REPLICAS = 128
-MAX_LEAF = 2_048  # numbers of an input of a replica
+MAX_LEAF = 2_048  # numbers of an input, without the axis of the replicas
 
 
 def map_replicas_kernel(
@@ -42,7 +42,8 @@ def map_replicas_kernel(
         shared: arrays of all replicas.
         interpret: run step by step in XLA, on any device, for tests.
         partly: let XLA compute unsupported equations, and everything that depends on them.
-            Otherwise, only other kernels may follow.
+            Otherwise, only other kernels, equations that depend on them, and equations that read
+            arrays with merged axes follow.
 
     Raises:
         NotImplementedError: for something that is not supported.

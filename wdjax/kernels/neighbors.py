@@ -17,7 +17,7 @@ from wdjax.kernels.support import decide, why_no_kernels
 
 TILE = 8, 32  # agents and columns of rows that are written at once
 FEW_TILE = 16, 32  # the same in few programs, which have more registers and wait less often
-FEW = 512  # programs of all replicas
+FEW = 512  # programs of all replicas, if one `vmap` runs over them
 MAX_NEIGHBORS = 32  # limited by registers, which hold all keys
 
 
