@@ -169,18 +169,6 @@ def test_policies_of_a_team_are_evaluated_alone():
             100,
             60,
         ),
-        (
-            "q_learning:QLearning",
-            {
-                "policies.agent.gamma": 0.98,
-                "policies.agent.learning_rate": 2e-3,
-                "policies.agent.max_grad_norm": 10.0,
-                "num_envs": 64,
-                "rollout_length": 32,
-            },
-            240,
-            130,  # without learning, 91
-        ),
         ("rnd:RND", {"policies.agent.bonus": 0.1}, 40, 60),
         (
             "openes:OpenES",
@@ -199,14 +187,35 @@ def test_a_client_learns_cartpole(algorithm, changes, updates, at_least):
     learner = make_learner(cartpole(algorithm, **changes))
     assert learner.setup.policies["agent"].is_recurrent == (algorithm == "lstm:LSTMPPO")
     state, metrics = learner.run(learner.init(jax.random.key(0)), num_updates=updates)
-    returns = np.nan_to_num(metrics["agent/episode_return"])
-    # of the best five updates, because Q-learning without a target network forgets: all of 24 seeds
-    # reach 160, and 7 end at 60 or below
-    assert np.convolve(returns, np.full(5, 0.2), "valid").max() > at_least
+    assert np.nanmean(metrics["agent/episode_return"][-5:]) > at_least
     assert np.isfinite(metrics["agent/loss"]).all()
-    if algorithm in ("lstm:LSTMPPO", "q_learning:QLearning"):  # with their own `play`
-        episodes = evaluate(learner, state, jax.random.key(1), num_episodes=4, greedy=True)
-        assert (episodes.episode_return["agent"] > 0).all()
+    if algorithm == "lstm:LSTMPPO":  # with its own `play`
+        require_play(learner, state)
+
+
+def require_play(learner, state):
+    episodes = evaluate(learner, state, jax.random.key(1), num_episodes=4, greedy=True)
+    assert (episodes.episode_return["agent"] > 0).all()
+
+
+@pytest.mark.slow
+def test_q_learning_learns_cartpole_in_most_seeds():
+    """Each seed forgets at some time, and rounding decides when, so that one seed is not enough."""
+    changes = {
+        "policies.agent.gamma": 0.98,
+        "policies.agent.learning_rate": 2e-3,
+        "policies.agent.max_grad_norm": 10.0,
+        "num_envs": 64,
+        "rollout_length": 32,
+    }
+    learner = make_learner(cartpole("q_learning:QLearning", **changes))
+    run = jax.vmap(lambda key: learner.run(learner.init(key), num_updates=240))
+    states, metrics = jax.jit(run)(jax.random.split(jax.random.key(0), 8))
+    returns = np.nan_to_num(metrics["agent/episode_return"])
+    best = [np.convolve(own, np.full(5, 0.2), "valid").max() for own in returns]
+    assert np.median(best) > 150  # 326; of random networks without learning 31
+    assert np.isfinite(metrics["agent/loss"]).all()
+    require_play(learner, jax.tree.map(lambda leaf: leaf[0], states))
 
 
 def recall(**changes):
