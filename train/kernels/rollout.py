@@ -165,6 +165,22 @@ def with_notes(given: StepInputs, name: str, rows: Rows) -> Rows:
     return rows.replace(**policy.engine.note(policy, given.players[name], rows.obs, rows.action))
 
 
+def step_of_one(setup: Setup) -> Callable[..., tuple]:
+    """Return `VectorEnv.step_with_keys` of one replica, as a function of leaves without [N].
+
+    The function is step(keys, state, action, starts, params) -> (obs, state, *rest). All replicas
+    share `starts`; `state.starts` is None.
+    """
+    one = dataclasses.replace(setup.replicas, num_envs=1)
+
+    def step(keys: Any, state: VectorState, action: Any, starts: Any, params: EnvParams) -> tuple:
+        keys, state, action = jax.tree.map(lambda leaf: leaf[None], (keys, state, action))
+        obs, state, *rest = one.step_with_keys(keys, state.replace(starts=starts), action, params)
+        return jax.tree.map(lambda leaf: leaf[0], (obs, state.replace(starts=None), *rest))
+
+    return step
+
+
 def step_replicas(
     setup: Setup,
     keys: Any,
@@ -179,15 +195,14 @@ def step_replicas(
         NotImplementedError: if a kernel does not support the rules of the environment, or they
             have too many operations, or the state too many numbers.
     """
-    one = dataclasses.replace(setup.replicas, num_envs=1)
+    of_one = step_of_one(setup)
     keys = keys if isinstance(keys, tuple) else setup.replicas.draw_keys(keys)
     starts = replicas.starts  # shared by the replicas: stays in memory, read at resets
 
     def step(state: VectorState, x: tuple) -> tuple[VectorState, tuple]:
-        state, (keys, action) = jax.tree.map(lambda leaf: leaf[None], (state, x))
-        obs, state, *rest = one.step_with_keys(keys, state.replace(starts=starts), action, params)
-        after = state.replace(starts=None), (obs, *rest)
-        return jax.tree.map(lambda leaf: leaf[0], after)
+        keys, action = x
+        obs, state, *rest = of_one(keys, state, action, starts, params)
+        return state, (obs, *rest)
 
     numbers = sum(leaf.size for leaf in jax.tree.leaves(replicas.env_state))
     if numbers > MAX_OPERATIONS * setup.replicas.num_envs:  # not traced, which would take a minute
@@ -240,18 +255,15 @@ def step_in_blocks(
     numbers = sum(leaf.size for leaf in jax.tree.leaves(replicas.env_state))
     if numbers < MIN_NUMBERS * setup.replicas.num_envs:
         raise NotImplementedError(f"a state has less than {MIN_NUMBERS} numbers")
-    one = dataclasses.replace(setup.replicas, num_envs=1)
     keys = keys if isinstance(keys, tuple) else setup.replicas.draw_keys(keys)
-
-    def step(replica: tuple, shared: tuple) -> StepResult:
-        (keys, state, action), (starts, params) = replica, shared
-        keys, state, action = jax.tree.map(lambda leaf: leaf[None], (keys, state, action))
-        obs, state, *rest = one.step_with_keys(keys, state.replace(starts=starts), action, params)
-        return jax.tree.map(lambda leaf: leaf[0], (obs, state.replace(starts=None), *rest))
-
-    given = (keys, replicas.replace(starts=None), action), (replicas.starts, params)
-    # on a CPU, observations have no kernel: XLA computes them
-    obs, state, *rest = map_replicas_kernel(step, *given, interpret, partly=interpret)
+    of_one = step_of_one(setup)
+    obs, state, *rest = map_replicas_kernel(
+        lambda replica, shared: of_one(*replica, *shared),
+        (keys, replicas.replace(starts=None), action),
+        (replicas.starts, params),
+        interpret,
+        partly=interpret,  # on a CPU, observations have no kernel: XLA computes them
+    )
     return obs, state.replace(starts=replicas.starts), *rest
 
 

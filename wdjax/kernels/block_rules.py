@@ -89,18 +89,12 @@ def _slice(blocks: Any, eqn: Any, _: Any, spans: Spans) -> Any:
 
 def _concatenate(blocks: Any, eqn: Any, _: Any, spans: Spans) -> Any:
     axis = eqn.params["dimension"]
-    return _joined(blocks, eqn.invars, axis, spans, [part.aval.shape[axis] for part in eqn.invars])
-
-
-def _joined(
-    blocks: Any, parts: Sequence[Any], axis: int, spans: Spans, sizes: Sequence[int]
-) -> Any:
-    """Return a block of arrays that are joined along an axis."""
     start, size = spans[axis]
     position, first, joined = positions(spans, axis), 0, None
-    for part, length in zip(parts, sizes, strict=True):
-        is_needed = first < start + size and first + length > start
-        if is_needed or (joined is None and part is parts[-1]):
+    for part in eqn.invars:
+        after = first + part.aval.shape[axis]
+        is_needed = first < start + size and after > start
+        if is_needed or (joined is None and part is eqn.invars[-1]):
             moved = (*spans[:axis], Span(start - first, size), *spans[axis + 1 :])
             block, begin = blocks.at(part, moved), first
             joined = (
@@ -108,7 +102,7 @@ def _joined(
                 if joined is None
                 else _apply(lambda a, b, begin=begin: _where(position < begin, a, b), joined, block)
             )
-        first += length
+        first = after
     return joined
 
 
@@ -244,7 +238,7 @@ def _arg_extreme(is_max: bool) -> Callable:
     return rule
 
 
-def _hashed(blocks: Any, eqn: Any, spans: Spans) -> Key:
+def _random_split(blocks: Any, eqn: Any, out: Any, spans: Spans) -> Key:
     """Return the hashes of keys with the counters of the positions that an equation adds."""
     (keys,), shape = eqn.invars, eqn.params["shape"]
     num_keys = len(keys.aval.shape)
@@ -257,12 +251,8 @@ def _hashed(blocks: Any, eqn: Any, spans: Spans) -> Key:
     return Key(*_apply(threefry.hash_2x32, key.first, key.second, zero, counter))
 
 
-def _random_split(blocks: Any, eqn: Any, _: Any, spans: Spans) -> Key:
-    return _hashed(blocks, eqn, spans)
-
-
-def _random_bits(blocks: Any, eqn: Any, _: Any, spans: Spans) -> jax.Array:
-    key = _hashed(blocks, eqn, spans)
+def _random_bits(blocks: Any, eqn: Any, out: Any, spans: Spans) -> jax.Array:
+    key = _random_split(blocks, eqn, out, spans)  # two words of the same hashes
     return key.first ^ key.second
 
 

@@ -57,9 +57,10 @@ class Blocks:
             if len(self.known) >= MAX_BLOCKS:
                 raise NotImplementedError(f"a step has more than {MAX_BLOCKS:,} blocks")
             eqn = self.made_by.get(atom)
-            rule = None if eqn is None else RULES[eqn.primitive.name]
             self.known[place] = (
-                self.load(atom, spans) if rule is None else rule(self, eqn, atom, spans)
+                self.load(atom, spans)
+                if eqn is None
+                else RULES[eqn.primitive.name](self, eqn, atom, spans)
             )
         return self.known[place]
 

@@ -42,6 +42,7 @@ def _own_words(aval: Any) -> int:
 
 
 def memory_dtype(aval: Any) -> Any:
+    """Return the dtype of a word of a leaf."""
     if is_key(aval.dtype):
         return jnp.dtype(jnp.uint32)
     return jnp.dtype(aval.dtype)
