@@ -124,14 +124,16 @@ def interrupt_again(lost: Any) -> None:
     """Send SIGINT again if Python dropped a KeyboardInterrupt; a hook for `sys.unraisablehook`.
 
     During garbage collection it is raised inside a callback of jax, and Python ignores exceptions
-    there.
+    there, as in the hook itself.
     """
-    if issubclass(
-        lost.exc_type, KeyboardInterrupt
-    ):  # from a thread, as the hook itself cannot raise
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(lost)
+    try:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(lost)
+            return
+    except KeyboardInterrupt:
+        pass
+    # from a thread, as the hook cannot raise
+    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def call(command: str, *rest: str) -> None:

@@ -115,27 +115,40 @@ def test_a_compilation_cache_that_cannot_be_made_ends_no_command(cache, monkeypa
     assert capsys.readouterr().err.count("Warning: the compilation cache is disabled") == 2
 
 
-def test_a_ctrl_c_that_python_drops_while_it_collects_garbage_comes_again(monkeypatch):
+class Unclosed:
+    def __del__(self):
+        raise ValueError("unclosed")
+
+
+@pytest.mark.parametrize("place", ["callback", "hook"])
+def test_a_ctrl_c_that_python_drops_while_it_collects_garbage_comes_again(place, monkeypatch):
     dropped = []
 
-    def interrupt(phase, information):
+    def interrupt(*arguments):
         if not dropped:
-            dropped.append(phase)
-            raise KeyboardInterrupt  # as where a signal comes in a callback of jax
+            dropped.append(arguments)
+            raise KeyboardInterrupt  # as where a signal comes in a callback of jax or in the hook
 
     def collect_and_wait():
+        if place == "hook":
+            Unclosed()
         gc.collect()
         time.sleep(10)  # until the interrupt comes again
 
+    gc.collect()  # garbage of other tests
+    callbacks = list(gc.callbacks)
     monkeypatch.setattr("sys.unraisablehook", cli.interrupt_again)
+    if place == "hook":
+        monkeypatch.setattr("sys.__unraisablehook__", interrupt)
+    else:
+        gc.callbacks.append(interrupt)
     handler = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell's background jobs ignore it
-    gc.callbacks.append(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
             collect_and_wait()
     finally:
-        gc.callbacks.remove(interrupt)
+        gc.callbacks[:] = callbacks
         signal.signal(signal.SIGINT, handler)
-    assert dropped == ["start"]
+    assert len(dropped) == 1
