@@ -78,6 +78,17 @@ def test_results_equal_those_of_vmap(name):
     require_equal(found, jax.vmap(function, (0, None))(replicas, CONSTANT))
 
 
+def test_arrays_of_a_mesh_are_resharded():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def function(x, _):
+        return 2 * jax.sharding.reshard(x, jax.P(None))
+
+    with jax.set_mesh(mesh):
+        found = jax.jit(lambda x: map_replicas_kernel(function, x, None, interpret=True))(X)
+    np.testing.assert_array_equal(found, 2 * X)
+
+
 def test_xla_computes_what_depends_on_another_kernel():
     x, y = jax.random.uniform(jax.random.key(0), (2, N, 9))
     rows = functools.partial(

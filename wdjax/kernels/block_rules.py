@@ -270,7 +270,7 @@ def _same(blocks: Any, eqn: Any, _: Any, spans: Spans) -> Any:
 
 RULES: dict[str, Callable] = {
     **dict.fromkeys(COMPUTED, _compute),
-    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "random_clone"), _same),
+    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "random_clone", "reshard"), _same),
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     "argmax": _arg_extreme(True),
     "argmin": _arg_extreme(False),
