@@ -47,12 +47,11 @@ train: $(RUN_STAMP)
 # programs. Files start in the order of their names: by default, those with a single test come last, also the longest one.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-# These flags more than halve the compile time of the tests' small programs with jaxlib 0.10. Later versions reject the
-# first flag: their tests use the default flags, as users do. Quick tests are not optimized either.
+# FLAGS more than halve the compile time of the tests' small programs with jaxlib 0.10. Later versions reject the first
+# one: their slow tests use the default flags, as users do. Quick tests are not optimized either.
 JAXLIB = $(shell $(BIN)/python -c 'from importlib.metadata import version; print(version("jaxlib"))')
-IS_0_10 = $(filter 0.10.%,$(JAXLIB))
-FLAGS = $(if $(IS_0_10),--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1)
-QUICK_FLAGS = $(FLAGS) $(if $(IS_0_10),--xla_backend_optimization_level=0)
+FLAGS = $(if $(filter 0.10.%,$(JAXLIB)),--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1)
+QUICK_FLAGS = $(FLAGS) --xla_backend_optimization_level=0
 
 test: $(DEV_STAMP)
 	XLA_FLAGS="$$XLA_FLAGS $(QUICK_FLAGS)" $(PYTEST) -m "not slow" $(PYTEST_ARGS)

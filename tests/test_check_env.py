@@ -15,6 +15,8 @@ from wdjax import env_checker
 from wdjax.env_checker import play as env_play
 from wdjax.env_checker import programs
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def names_of(broken):
     return [cls.__name__ for cls, _ in broken]

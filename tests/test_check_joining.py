@@ -9,6 +9,8 @@ import wdjax
 from wdjax.env_checker import EnvCheckError
 from wdjax.train import make_learner
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 SECOND = jnp.array([False, True])  # slot 1, in which the first agent joins with step 1
 
 

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from quick import quick_environment
 
 from wdjax.experiments.cli import COMMANDS
 from wdjax.experiments.commands.arguments import parse
@@ -98,9 +99,7 @@ def test_recipes_print_and_draw_what_they_show(page, tmp_path):
         assert code.count(own) == 1, own
         code = code.replace(own, shorter)
     (tmp_path / "recipe.py").write_text(code, encoding="utf8")
-    environment = {name: own for name, own in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    environment = quick_environment(PYTHONPATH=str(ROOT / "src"), MPLBACKEND="agg")
     result = subprocess.run(
         [sys.executable, "-W", "error:::__main__", "recipe.py"],
         capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=600,

@@ -14,6 +14,8 @@ from wdjax import ResetPool
 from wdjax.branches import when_any
 from wdjax.stepping import begin_episodes, step_replicas
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 N = 8
 
 

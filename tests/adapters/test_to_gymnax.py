@@ -19,6 +19,8 @@ from gymnax.wrappers import FlattenObservationWrapper, LogWrapper  # noqa: E402
 
 from wdjax.adapters import to_gymnax  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 N, T = 4, 12
 
 

@@ -20,6 +20,8 @@ import gymnasium  # noqa: E402
 from gymnasium.utils.seeding import np_random  # noqa: E402
 from pettingzoo.test import parallel_api_test, parallel_seed_test  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 TOYS = {"leaver": Leaver, "pair": Pair, "team": Team}
 
 

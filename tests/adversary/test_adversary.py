@@ -1,7 +1,6 @@
 """Random sequences of commands (`python tests/adversary`), and violations of its rules."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from folders import Checkpoint, Disk, Run, close, look
 from model import RESUMABLE, Folder, Model, identity_of, rows_fit
 from processes import Result
+from quick import quick_environment
 from sequences import PRESETS, SIGNALS, Command, draw_sequence
 
 HERE = Path(__file__).parent
@@ -159,16 +159,13 @@ def test_the_sequences_that_run_hold_every_kind_of_command():
 
 @pytest.mark.slow
 def test_random_sequences_break_no_rule(tmp_path):
-    paths = {
-        "PYTHONPATH": HERE.parents[1],
-        "JAX_COMPILATION_CACHE_DIR": tmp_path / "cache",
-        "XLA_FLAGS": "",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # quicker compilation of programs that run briefly
-    }
+    cache = str(tmp_path / "cache")
+    environment = quick_environment(
+        PYTHONPATH=str(HERE.parents[1]), JAX_COMPILATION_CACHE_DIR=cache
+    )
     command = [sys.executable, str(HERE), "--seeds", ",".join(map(str, SEEDS)), "--cold"]
     command += ["--json", str(tmp_path / "found.jsonl"), "--workers", "2"]
     command += ["--limit", "120"]  # seconds of CPU time, since all programs are compiled here
-    environment = os.environ | {name: str(path) for name, path in paths.items()}
     process = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert process.returncode == 0, process.stdout[-5000:] + process.stderr[-2000:]
     assert f"{len(SEEDS)} of {len(SEEDS)} sequences" in process.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from quick import quick_environment
 
 from wdjax.experiments.cli import call, cost_of, main
 from wdjax.experiments.commands.diff import differing
@@ -207,7 +208,6 @@ def test_a_device_that_is_missing_is_one_sentence(tmp_path):
 def test_a_closed_stdout_ends_no_command(tmp_path):
     """It may be closed from the start, or be a pipe that closes later."""
     small = "--num-envs 4 --rollout-length 8 --total-env-steps 320 --eval-episodes 2 --no-pictures"
-    quick = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     closed, pipe = "2>&- >&-", "| true; exit ${PIPESTATUS[0]}"
     for command, end in (
         (f"train cartpole_ppo --workdir closed {small}", closed),
@@ -216,7 +216,7 @@ def test_a_closed_stdout_ends_no_command(tmp_path):
     ):
         done = subprocess.run(
             ["bash", "-c", f"{COMMAND} {command} {end}"],
-            cwd=tmp_path, capture_output=True, env=quick,
+            cwd=tmp_path, capture_output=True, env=quick_environment(),
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, b"")
     for folder in ("closed", "pipe"):

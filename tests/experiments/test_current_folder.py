@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from quick import quick_environment
 from refusals import refusal
 
 from wdjax import named
@@ -55,11 +56,15 @@ def strange(tmp_path):
 
 
 def run_commands(folder, *commands):
-    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # programs run briefly
     line = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
     ended = subprocess.run(
-        line, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
+        line,
+        cwd=folder,
+        env=quick_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     ran = folder.parent / "ran"

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import tomllib
 
 import pytest
 import yaml
+from quick import quick_environment
 
 import wdjax
 from wdjax.experiments.cli import main
@@ -88,7 +88,7 @@ def test_name_of_a_file_as_a_preset_is_an_error_with_the_file(
 def run(*command, cwd, **environment):
     """Run a command and return its output; fail with the output."""
     result = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True,
+        command, cwd=cwd, env=quick_environment(**environment), capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr

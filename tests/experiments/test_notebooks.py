@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from quick import quick_environment
 
 jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install -e '.[notebooks]'")
 nbformat = pytest.importorskip("nbformat", reason="needs nbformat: pip install -e '.[notebooks]'")
@@ -77,15 +78,8 @@ def test_a_notebook_runs(text, tmp_path):
         (cell,) = [cell for cell in code if shown in cell.source]
         cell.source = cell.source.replace(shown, shorter)
     paths = os.pathsep.join([str(FOLDER.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": paths,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
-    environment.pop("XLA_FLAGS", None)  # the eight devices of these tests
     client = nbclient.NotebookClient(
         notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
     )
-    client.execute(env=environment)
+    client.execute(env=quick_environment(PYTHONPATH=paths))
     assert all(cell.execution_count for cell in code)

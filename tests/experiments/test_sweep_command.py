@@ -1,7 +1,6 @@
 """The command wdjax sweep: its arguments, its help, and SIGKILL at random times."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from probes import tiny_config, tiny_policy
+from quick import quick_environment
 
 from wdjax.experiments import cli
 from wdjax.experiments import sweep as kinds
@@ -192,7 +192,7 @@ def test_a_sweep_killed_at_random_times_ends_with_the_same_table(tmp_path, mode)
         total_env_steps=40 * 64,
         updates_per_chunk=1, checkpoint_every=2,
     )  # fmt: skip
-    preset, quick = tmp_path / "tiny.yaml", os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    preset = tmp_path / "tiny.yaml"
     preset.write_text(json.dumps(plain_config(config)))  # JSON is YAML
 
     def run(workdir, *options):
@@ -200,7 +200,9 @@ def test_a_sweep_killed_at_random_times_ends_with_the_same_table(tmp_path, mode)
         arguments += [] if mode else ["--seeds", "3", "--members-at-once", "3"]
         line = [sys.executable, "-m", "wdjax.experiments.cli", "sweep", str(preset), *arguments]
         with open(tmp_path / "said.txt", "a", encoding="utf8") as said:
-            return subprocess.Popen(line, cwd=ROOT, env=quick, stdout=said, stderr=said)
+            return subprocess.Popen(
+                line, cwd=ROOT, env=quick_environment(), stdout=said, stderr=said
+            )
 
     assert run(tmp_path / "whole").wait(timeout=600) == 0, (tmp_path / "said.txt").read_text()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from browser import CHROMIUM, DRIVER, browser
+from quick import quick_environment
 
 from wdjax.experiments.cli import main
 from wdjax.experiments.report.sweeps import of_settings, of_trials, read_record
@@ -183,7 +184,7 @@ def test_a_sweep_is_reported_while_it_runs(tmp_path):
     line = [sys.executable, "-m", "wdjax.experiments.cli", "sweep", "cartpole_ppo", "--seeds", "2"]
     line += ["--policies.all.learning-rate", "1e-3,3e-3,1e-2", "--members-at-once", "2"]
     line += ["--total-env-steps", "200_000", "--updates-per-chunk", "4", "--workdir", str(folder)]
-    process = subprocess.Popen([*line, "--resume"], cwd=ROOT)
+    process = subprocess.Popen([*line, "--resume"], cwd=ROOT, env=quick_environment())
     deadline = time.monotonic() + 300
     while len(list(folder.glob("groups/*/*/metrics.jsonl"))) < 2:  # the second of three batches
         assert time.monotonic() < deadline
@@ -196,7 +197,8 @@ def test_a_sweep_is_reported_while_it_runs(tmp_path):
     process.wait(timeout=60)
     assert {own.status for own in early.trials} == {"complete", "running", "waiting"}
     assert {own.status for own in read_record(folder).trials} == {"complete", "stopped"}
-    assert subprocess.run([*line, "--resume"], cwd=ROOT).returncode == 0
+    again = subprocess.run([*line, "--resume"], cwd=ROOT, env=quick_environment())
+    assert again.returncode == 0
     main(["report", str(folder), "--episodes", "4"])
     assert {own.status for own in read_record(folder).trials} == {"complete"}
     assert read_yaml(folder / "sweep.yaml")["mode"] == "grid"

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from probes import tiny_config, tiny_policy
+from quick import quick_environment
 from refusals import refusal
 from stopping import EndsAfter
 
@@ -287,7 +287,7 @@ def test_two_processes_share_a_journal_file(tmp_path):
         subprocess.Popen(
             [*command, "--workdir", str(tmp_path / name)],
             cwd=ROOT,
-            env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+            env=quick_environment(),
             stderr=subprocess.PIPE,
             text=True,
         )

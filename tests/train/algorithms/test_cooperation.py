@@ -30,11 +30,10 @@ REPLAY = {"buffer_size": 512, "batch_size": 32, "warmup": 32, "updates_per_rollo
 # name -> (algorithm with options, fields of both policies)
 CASES = {
     "MAPPO": ({"algorithm": "MAPPO", **STEPS, "gamma": 0.5}, {"network": NETWORK}),
-    "MAPPO, PopArt": (
+    "MAPPO, PopArt, GRU": (
         {"algorithm": "MAPPO", **STEPS, "normalize_value": True, "critic_observes": False},
-        {"network": NETWORK, "normalize_observation": True},
+        {"network": MEMORY, "normalize_observation": True},
     ),
-    "MAPPO, GRU": ({"algorithm": "MAPPO", **STEPS}, {"network": MEMORY}),
     "PQN": ({"algorithm": "PQN", **STEPS}, {"network": {**NETWORK, "layer_norm": True}}),
     "PQN, sum": ({"algorithm": "PQN", **STEPS, "mixer": "sum"}, {"network": NETWORK}),
     "PQN, sum, GRU": ({"algorithm": "PQN", **STEPS, "mixer": "sum"}, {"network": MEMORY}),
@@ -46,9 +45,9 @@ CASES = {
     ),
 }
 # each kind of state: a critic with statistics, memories, a sum of Q-values, replay and a mixer
-STATES = ["MAPPO, PopArt", "MAPPO, GRU", "PQN, sum, GRU", "QMIX"]
+STATES = ["MAPPO, PopArt, GRU", "PQN, sum, GRU", "QMIX"]
 # each kind of network that acts: logits or Q-values, with memory, dueling, normalization
-FORMS = ["MAPPO, GRU", "PQN", "PQN, sum, GRU", "DQN", "QMIX"]
+FORMS = ["MAPPO, PopArt, GRU", "PQN", "PQN, sum, GRU", "DQN", "QMIX"]
 
 
 def match(name, **changes):

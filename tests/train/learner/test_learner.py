@@ -21,6 +21,8 @@ from wdjax.train import (
 from wdjax.train.learner.learner import update
 from wdjax.train.storage.folder import hold_folder
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 STEPS = 8 * 6  # env steps of an update
 GAME = {"constant": 1.0, "by_match": 0.5, "episode_length": 4, "time_limit": True}
 
