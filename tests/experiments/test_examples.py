@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from quick import quick_environment
 
 import wdjax
 from wdjax.experiments.cli import main
@@ -82,7 +83,7 @@ def test_own_algorithm_is_short_of_public_names_and_shown():
 
 
 @pytest.mark.slow
-def test_own_algorithm_learns_at_every_temperature():
+def test_own_algorithm_learns_at_every_temperature(quick_compile):
     temperatures, returns = own_algorithm.sweep_temperatures()
     assert temperatures.shape == returns.shape == (4,)
     assert (returns > 100).all()  # of 500; at first 20
@@ -111,7 +112,7 @@ def test_single_file_ppo_bootstraps_at_truncation_and_not_at_termination():
 
 @pytest.mark.slow
 @jax.numpy_rank_promotion("allow")  # biases of its networks
-def test_single_file_ppo_solves_cartpole():
+def test_single_file_ppo_solves_cartpole(quick_compile):
     args = single_file_ppo.Args()
     train = jax.jit(jax.vmap(single_file_ppo.train, (0, None)), static_argnums=1)
     _, returns = train(jax.random.split(jax.random.key(0), 4), args)
@@ -146,7 +147,7 @@ def test_own_environment_by_hand():
 
 
 @pytest.mark.slow
-def test_own_environment_is_sound_short_and_learns_to_land(registry, capsys):
+def test_own_environment_is_sound_short_and_learns_to_land(registry, capsys, quick_compile):
     source = Path(own_environment.__file__).read_text(encoding="utf8")
     assert len(source.splitlines()) < 95
     printed = printed_by(own_environment, capsys)  # calls check_env, too
@@ -156,7 +157,7 @@ def test_own_environment_is_sound_short_and_learns_to_land(registry, capsys):
 
 
 @pytest.mark.slow
-def test_own_game_is_sound_short_of_public_names_and_learned(registry, capsys):
+def test_own_game_is_sound_short_of_public_names_and_learned(registry, capsys, quick_compile):
     printed = printed_by(own_game, capsys)  # calls check_env, too
     caught = {
         tuple(words[1:4:2]): float(words[4]) for words in map(str.split, printed.splitlines())
@@ -273,9 +274,8 @@ def test_own_network_sees_a_set():
 def test_taggers_learn_with_a_custom_encoder():
     """Without the two other encoders of the example, which take three minutes."""
     run = [sys.executable, "-m", "wdjax.experiments.examples.own_network", "nearby"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     printed = subprocess.run(
-        run, capture_output=True, text=True, check=True, timeout=900, env=environment
+        run, capture_output=True, text=True, check=True, timeout=900, env=quick_environment()
     ).stdout
     lines = [line.split() for line in printed.splitlines()]
     first, last = ({words[0]: float(words[i]) for words in lines} for i in (3, 7))
