@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from quick import quick_environment
 
 import wdjax
 
@@ -278,7 +279,8 @@ def test_installed_wheel_trains_outside_the_repository(built, tmp_path):
     subprocess.run(command, check=True)
     python = str(environment / "bin" / "python")
     step = f"import sys; sys.argv = ['', {str(site)!r}]\n" + TRAINING_STEP
-    assert str(site) in run_python(step + BUNDLED_RUN, python, elsewhere, PYTHONPATH="")
+    environment = quick_environment(PYTHONPATH="")
+    assert str(site) in run_python(step + BUNDLED_RUN, python, elsewhere, **environment)
     bench = [
         python,
         "-m",
@@ -289,7 +291,6 @@ def test_installed_wheel_trains_outside_the_repository(built, tmp_path):
         "--repeats",
         "1",
     ]
-    environment = {**os.environ, "PYTHONPATH": ""}
     result = subprocess.run(
         bench, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
     )
