@@ -279,8 +279,8 @@ def test_installed_wheel_trains_outside_the_repository(built, tmp_path):
     subprocess.run(command, check=True)
     python = str(environment / "bin" / "python")
     step = f"import sys; sys.argv = ['', {str(site)!r}]\n" + TRAINING_STEP
-    environment = quick_environment(PYTHONPATH="")
-    assert str(site) in run_python(step + BUNDLED_RUN, python, elsewhere, **environment)
+    variables = quick_environment(PYTHONPATH="")
+    assert str(site) in run_python(step + BUNDLED_RUN, python, elsewhere, **variables)
     bench = [
         python,
         "-m",
@@ -292,7 +292,7 @@ def test_installed_wheel_trains_outside_the_repository(built, tmp_path):
         "1",
     ]
     result = subprocess.run(
-        bench, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+        bench, cwd=elsewhere, env=variables, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "env steps/s" in result.stdout
