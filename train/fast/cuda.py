@@ -16,10 +16,11 @@ from flax import struct
 
 from wdjax.kernels.backend import cuda_or_default
 from wdjax.kernels.launches import trace
+from wdjax.kernels.mapped import MAP
 from wdjax.kernels.pallas import MAX_NUMBERS
 from wdjax.kernels.support import decide, kernel_or_plain, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
-from wdjax.train.devices.packing import Packed, is_packable, pack, unpack
+from wdjax.train.devices.packing import Packed, pack, unpack
 from wdjax.train.fast.in_place import scan_in_place
 from wdjax.train.fast.packed import PackedEngine
 from wdjax.train.kernels.act import act_kernel, note_kernel
@@ -221,25 +222,27 @@ class Cuda(PackedEngine):
     def scan_steps(
         self, step: Callable, carry: PyTree, drawn: PyTree, unroll: int
     ) -> tuple[PyTree, PyTree]:
-        """Pack the small arrays of the carry, which XLA copies one by one, and unroll the loop."""
-        scan, packed = super().scan_steps, functools.partial(pack, most=PACKED)
+        """Pack the small arrays of the carry, which XLA copies one by one, and unroll the loop.
+
+        With steps by one kernel, XLA copies no array, and one write of the observations of several
+        steps would delay the kernels beside it.
+        """
         # shapes instead of arrays: reading a key would count as a use of it
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), drawn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), carry)
-        step, num_equations = trace(step, state, inputs)
+        step, num_equations, kernels = trace(step, state, inputs)
         unroll = unroll or (UNROLL if num_equations <= MAX_EQUATIONS else 1)
+        most, together = (0, 1) if MAP in kernels and unroll > 1 else (PACKED, unroll)
+        packed = functools.partial(pack, most=most)
 
         def step_packed(before: Packed, drawn: PyTree) -> tuple[Packed, Packed]:
             after, outcome = step(unpack(before), drawn)
             return packed(after), self.pack(outcome)
 
-        leaves = jax.tree.leaves(carry)
-        if not any(leaf.size <= PACKED and is_packable(leaf.dtype) for leaf in leaves):
-            return scan(step, carry, drawn, unroll)
         try:
-            last, outcomes = scan_in_place(step_packed, packed(carry), drawn, unroll)
+            last, outcomes = scan_in_place(step_packed, packed(carry), drawn, unroll, together)
         except TypeError:  # without packing, JAX names an array that the step changed
-            return scan(step, carry, drawn, unroll)
+            return super().scan_steps(step, carry, drawn, unroll)
         return unpack(last), self.unpack(outcomes)
 
     def rollout(

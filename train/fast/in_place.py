@@ -21,24 +21,26 @@ def scan_in_place(
     carry: Packed,
     drawn: PyTree,
     unroll: int,
+    together: int,
 ) -> tuple[Packed, Packed]:
     """Return the results of `jax.lax.scan` over the steps of a rollout, with outcomes packed.
 
-    Each iteration runs `unroll` steps and then writes all of their observations, the separate
-    leaves of the outcomes. A single step is left to `jax.lax.scan`: XLA then copies observations
-    while other kernels run.
+    Every `together` steps, their observations are written, the separate leaves of the outcomes.
+    Iterations of a single step are left to `jax.lax.scan`: XLA then copies observations while other
+    kernels run.
 
     Args:
         step: called with (carry, random numbers), returns (carry, outcome).
         carry: first carry.
         drawn: random numbers of all steps, leaves [T, ...].
         unroll: steps of an iteration.
+        together: steps whose observations are written together, a divisor of `unroll`.
     """
     if unroll == 1:
         return jax.lax.scan(step, carry, drawn)
     num_steps = len(jax.tree.leaves(drawn)[0])
-    num_blocks = num_steps // unroll
-    split = num_blocks * unroll
+    num_blocks = num_steps // together
+    split = num_blocks * together
 
     def run_block(carry: tuple, inputs: tuple) -> tuple[tuple, Packed]:
         (before, stored), (first, drawn) = carry, inputs
@@ -50,12 +52,15 @@ def scan_in_place(
     # shapes instead of arrays: reading a key would count as a use of it
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), drawn)
     shapes = jax.eval_shape(lambda *inputs: step(*inputs)[1].rest, carry, one)
-    stored = [_empty(carry.words, (num_steps, *leaf.shape), leaf.dtype) for leaf in shapes]
+    members_of = max(jax.tree.leaves(carry), key=lambda leaf: leaf.size)
+    stored = [_empty(members_of, (num_steps, *leaf.shape), leaf.dtype) for leaf in shapes]
     blocks = jax.tree.map(
-        lambda leaf: leaf[:split].reshape(num_blocks, unroll, *leaf.shape[1:]), drawn
+        lambda leaf: leaf[:split].reshape(num_blocks, together, *leaf.shape[1:]), drawn
     )
-    firsts = unroll * jnp.arange(num_blocks)
-    (carry, stored), outcomes = jax.lax.scan(run_block, (carry, stored), (firsts, blocks))
+    firsts = together * jnp.arange(num_blocks)
+    (carry, stored), outcomes = jax.lax.scan(
+        run_block, (carry, stored), (firsts, blocks), unroll=unroll // together
+    )
     words = outcomes.words.reshape(split, -1)
     if split < num_steps:
         last = jax.tree.map(lambda leaf: leaf[split:], drawn)

@@ -37,7 +37,7 @@ def with_few_launches(function: Callable) -> Callable:
     return rewritten
 
 
-def trace(function: Callable, *args: Any) -> tuple[Callable, int]:
+def trace(function: Callable, *args: Any) -> tuple[Callable, int, set[str]]:
     """Trace a function.
 
     Args:
@@ -45,11 +45,12 @@ def trace(function: Callable, *args: Any) -> tuple[Callable, int]:
         *args: its arguments, or their shapes and dtypes.
 
     Returns:
-        (a function with the same results for such arguments, its number of equations).
+        (a function with the same results for such arguments, its number of equations, names of
+        its kernels).
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-
-    return lambda *args: _evaluated(closed, shapes, args), _count(closed.jaxpr)
+    traced = lambda *args: _evaluated(closed, shapes, args)  # noqa: E731
+    return traced, _count(closed.jaxpr), _kernels(closed.jaxpr)
 
 
 def _evaluated(closed: Any, shapes: Any, operands: Any) -> Any:
@@ -100,6 +101,13 @@ def _count(jaxpr: jex.core.Jaxpr) -> int:
         times = eqn.params["unroll"] if eqn.primitive.name == "scan" else 1
         total += times * sum(_count(inside[i]) for i in cuda or range(len(inside)))
     return total
+
+
+def _kernels(jaxpr: jex.core.Jaxpr) -> set[str]:
+    """Return the names of all kernels of a jaxpr."""
+    own = {eqn.params["name"] for eqn in jaxpr.eqns if eqn.primitive.name == "pallas_call"}
+    inside = [body for eqn in jaxpr.eqns for body in jex.core.jaxprs_in_params(eqn.params)]
+    return own.union(*map(_kernels, inside))
 
 
 def _is_small(eqn: Any) -> bool:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from wdjax.kernels.mapped import map_replicas_kernel
 from wdjax.train.fast import cuda
 from wdjax.train.fast.cuda import Cuda
 from wdjax.train.state.engine import Engine
@@ -58,8 +59,9 @@ def test_packing_changes_no_bit(limit, unroll, monkeypatch):
     monkeypatch.setattr(cuda, "PACKED", limit)
     drawn = jnp.linspace(0.5, 1.5, 4)
     scan = functools.partial(Cuda().scan_steps, step, unroll=unroll)
-    # words of three arrays, and three others; without packing, six; and words and bytes of outcomes
-    assert outputs_of_scans(jax.make_jaxpr(scan)(start(), drawn)) == [(4 if limit else 6) + 3]
+    # words of three arrays, and three others; without packing, no words and six; and words and
+    # bytes of outcomes
+    assert outputs_of_scans(jax.make_jaxpr(scan)(start(), drawn)) == [(4 if limit else 7) + 3]
     found, outcomes = scan(start(), drawn)
     expected, expected_outcomes = Engine().scan_steps(step, start(), drawn, unroll)
     jax.tree.map(np.testing.assert_array_equal, data(found), data(expected))
@@ -82,6 +84,31 @@ def test_a_gpu_unrolls_small_steps_unless_told_otherwise(monkeypatch):
     assert unrolls(Cuda(), step, 0) == [1]
     assert unrolls(Cuda(), step, 2) == [2]
     assert unrolls(Engine(), step, 0) == [1]
+
+
+def step_by_kernel(carry, drawn):
+    """Advance two arrays of three replicas by one kernel. Bytes are not packed."""
+
+    def of_one(replica, drawn):
+        place, count = replica["place"], replica["count"]
+        return {"place": place * drawn + count.astype(jnp.float32), "count": count + 1}
+
+    after = map_replicas_kernel(of_one, carry, drawn, interpret=True)
+    return after, {"reward": after["place"], "seen": after["count"].astype(jnp.int8)}
+
+
+@pytest.mark.parametrize("length", [6, 8])
+@pytest.mark.parametrize("unroll", [1, 3, 7])
+def test_arrays_that_one_kernel_writes_are_packed_only_in_iterations_of_one_step(length, unroll):
+    drawn = jnp.linspace(0.5, 1.5, length)
+    carry = {"place": jnp.arange(12.0).reshape(3, 4), "count": jnp.arange(3, dtype=jnp.int32)}
+    scan = functools.partial(Cuda().scan_steps, step_by_kernel, unroll=unroll)
+    jaxpr = jax.make_jaxpr(scan)(carry, drawn)
+    (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    # words and bytes of outcomes, and words of the carry; or none, and two arrays
+    assert (len(loop.outvars), loop.params["unroll"]) == (2 + (1 if unroll == 1 else 3), unroll)
+    found, expected = scan(carry, drawn), Engine().scan_steps(step_by_kernel, carry, drawn, 1)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("length", [8, 10])
