@@ -104,6 +104,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
         "env": "wdjax.experiments.examples.own_environment:Lander"}),
     "all devices": ("tag_small", {"devices": 0}),
     "plain XLA": ("tag_small", {"kernels": False}),
+    "unrolled steps": ("tag_continuous", {"rollout_unroll": 3}),
 }  # fmt: skip
 
 
