@@ -50,8 +50,8 @@ def pack(
     parts = [
         (leaf.shape[leading:], leaf.dtype) if is_packed else None for leaf, is_packed in leaves
     ]
-    nothing = jnp.zeros((*leaves[0][0].shape[:leading], 0), jnp.uint32)
-    return Packed(jnp.concatenate(words or [nothing], axis=-1), rest, structure, tuple(parts))
+    words = words or [jnp.zeros((*leaves[0][0].shape[:leading], 0), jnp.uint32)]
+    return Packed(jnp.concatenate(words, axis=-1), rest, structure, tuple(parts))
 
 
 def unpack(packed: Packed) -> chex.ArrayTree:

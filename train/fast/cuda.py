@@ -16,7 +16,7 @@ from flax import struct
 
 from wdjax.kernels.backend import cuda_or_default
 from wdjax.kernels.launches import trace
-from wdjax.kernels.mapped import MAP
+from wdjax.kernels.mapped import MAP_REPLICAS
 from wdjax.kernels.pallas import MAX_NUMBERS
 from wdjax.kernels.support import decide, kernel_or_plain, kernels_for, why_not_lowered
 from wdjax.stepping import StepResult
@@ -224,15 +224,17 @@ class Cuda(PackedEngine):
     ) -> tuple[PyTree, PyTree]:
         """Pack the small arrays of the carry, which XLA copies one by one, and unroll the loop.
 
-        With steps by one kernel, XLA copies no array, and one write of the observations of several
-        steps would delay the kernels beside it.
+        XLA copies none of them in iterations of several steps that one kernel each computes. The
+        carry then stays unpacked, and each step writes its own observations: writing those of all
+        steps at once would delay other kernels.
         """
         # shapes instead of arrays: reading a key would count as a use of it
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), drawn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), carry)
         step, num_equations, kernels = trace(step, state, inputs)
         unroll = unroll or (UNROLL if num_equations <= MAX_EQUATIONS else 1)
-        most, together = (0, 1) if MAP in kernels and unroll > 1 else (PACKED, unroll)
+        by_one_kernel = MAP_REPLICAS in kernels and unroll > 1
+        most, together = (0, 1) if by_one_kernel else (PACKED, unroll)
         packed = functools.partial(pack, most=most)
 
         def step_packed(before: Packed, drawn: PyTree) -> tuple[Packed, Packed]:

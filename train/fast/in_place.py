@@ -25,9 +25,9 @@ def scan_in_place(
 ) -> tuple[Packed, Packed]:
     """Return the results of `jax.lax.scan` over the steps of a rollout, with outcomes packed.
 
-    Every `together` steps, their observations are written, the separate leaves of the outcomes.
-    Iterations of a single step are left to `jax.lax.scan`: XLA then copies observations while other
-    kernels run.
+    The observations, which are the separate leaves of the outcomes, are written after every
+    `together` steps. If an iteration has a single step, they are left to `jax.lax.scan`: XLA then
+    copies observations while other kernels run.
 
     Args:
         step: called with (carry, random numbers), returns (carry, outcome).
@@ -52,6 +52,7 @@ def scan_in_place(
     # shapes instead of arrays: reading a key would count as a use of it
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), drawn)
     shapes = jax.eval_shape(lambda *inputs: step(*inputs)[1].rest, carry, one)
+    # not the words: without any, they have no axis for members
     members_of = max(jax.tree.leaves(carry), key=lambda leaf: leaf.size)
     stored = [_empty(members_of, (num_steps, *leaf.shape), leaf.dtype) for leaf in shapes]
     blocks = jax.tree.map(

@@ -21,7 +21,7 @@ from wdjax.kernels.spans import Spans, places, positions, whole
 from wdjax.kernels.threefry import Key
 from wdjax.kernels.words import as_leaf, is_key, memory_dtype, to_words, words_shape
 
-MAP = "map_replicas"  # name of the kernel
+MAP_REPLICAS = "map_replicas"  # name of the kernel
 WARPS = 8  # warps of a program
 # about one program for each multiprocessor; XLA computes more or larger replicas as fast
 MAX_REPLICAS = 128
@@ -187,7 +187,7 @@ def _run(
     leading = (task.num_replicas,)
     shapes = [words_shape(var.aval, leading) for var in task.stored]
     kernel = functools.partial(_kernel, task)
-    run = pallas.call(kernel, MAP, shapes, leading, WARPS, stages=1, interpret=interpret)
+    run = pallas.call(kernel, MAP_REPLICAS, shapes, leading, WARPS, stages=1, interpret=interpret)
     stored = zip(run(inputs), task.stored, strict=True)
     return [as_leaf(words, var.aval, leading) for words, var in stored]
 

@@ -105,7 +105,7 @@ def test_arrays_that_one_kernel_writes_are_packed_only_in_iterations_of_one_step
     scan = functools.partial(Cuda().scan_steps, step_by_kernel, unroll=unroll)
     jaxpr = jax.make_jaxpr(scan)(carry, drawn)
     (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-    # words and bytes of outcomes, and words of the carry; or none, and two arrays
+    # outcomes: words and bytes; carry: words, or empty words and two arrays
     assert (len(loop.outvars), loop.params["unroll"]) == (2 + (1 if unroll == 1 else 3), unroll)
     found, expected = scan(carry, drawn), Engine().scan_steps(step_by_kernel, carry, drawn, 1)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
