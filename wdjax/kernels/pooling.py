@@ -4,6 +4,12 @@ Rows without sets are sets of one element. A program computes a block of sets. I
 elements, so that an iteration multiplies one element of each set. Features of elements stay in
 registers: memory contains only the inputs and the pooled features. The backward kernel computes the
 features again.
+
+Products round to tf32 in the first layer and to float16, which has as many significant bits, in all
+others and in gradients. Gradients are divided by the largest gradient of pooled features that the
+program has seen. Features above 65504 before the last layer are clipped in the forward kernel and
+infinite in the backward kernel, so that the update is reported as bad. Elements are clipped for the
+gradient of the first matrix.
 """
 
 import dataclasses
@@ -17,6 +23,7 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS, SLOPES
+from wdjax.kernels.half import HALF, rounded
 
 WIDTHS = (16, 32, 64, 128)  # supported widths of a layer
 MIN_SIZE = 16  # smallest matrix of tensor cores
@@ -25,6 +32,7 @@ PROGRAMS = 264  # programs of the backward kernel, two for each of 132 multiproc
 COUNT = 1 << 24  # bits from here on: number of largest elements; below: one bit each
 MAX_ELEMENTS = 24  # elements of a set: one bit each
 MAX_WEIGHTS = 20_000  # numbers of all matrices, whose gradients stay in registers
+TINY = 1e-30  # smallest divisor of gradients
 Ref = Any
 
 Layers = Sequence[tuple[jax.Array, jax.Array]]
@@ -164,13 +172,16 @@ def _warps(sizes: Sizes) -> int:
 
 
 def _weights(sizes: Sizes, layers: Layers) -> list[jax.Array]:
-    """Return the first matrix, with its bias as row `num_inputs`, and the parameters of others."""
+    """Return the first matrix, with its bias as row `num_inputs`, and the parameters of others.
+
+    Matrices are float16, except for the first one.
+    """
     (kernel, bias), *others = layers
     rest = jnp.zeros((sizes.columns - sizes.num_inputs - 1, sizes.width), jnp.float32)
-    return [
-        jnp.concatenate([kernel, bias[None], rest]),
-        *(part for pair in others for part in pair),
-    ]
+    weights = [jnp.concatenate([kernel, bias[None], rest])]
+    for kernel, bias in others:
+        weights += [rounded(kernel, HALF), bias]
+    return weights
 
 
 def _elements(others: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -218,11 +229,21 @@ def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
     return jnp.dot(left, right, preferred_element_type=jnp.float32)
 
 
-def _features(weights: Sequence[Ref], element: jax.Array, sizes: Sizes) -> list[jax.Array]:
-    """Return the element and its features after each layer."""
+def _features(
+    weights: Sequence[Ref], element: jax.Array, sizes: Sizes, clip: bool
+) -> list[jax.Array]:
+    """Return the features of an element after each layer; all but the last ones are float16.
+
+    Args:
+        weights: parameters of the layers.
+        element: [ROWS, columns].
+        sizes: static sizes.
+        clip: whether features above 65504 become 65504, otherwise infinite.
+    """
     activation = ACTIVATIONS[sizes.activation]
-    features = [element, activation(_dot(element, weights[0][...]))]
+    features = [activation(_dot(element, weights[0][...]))]
     for kernel, bias in zip(weights[1::2], weights[2::2], strict=True):
+        features[-1] = rounded(features[-1], HALF) if clip else features[-1].astype(HALF)
         features.append(activation(_dot(features[-1], kernel[...]) + bias[...][None]))
     return features
 
@@ -241,7 +262,7 @@ def _forward(
     def add(k: jax.Array, state: tuple) -> tuple:
         pooled, largest, number = state
         present = block.present(present_ref, k)
-        features = _features(weights, block.element(others_ref, k), sizes)[-1]
+        features = _features(weights, block.element(others_ref, k), sizes, clip=True)[-1]
         features = jnp.where(present, features, 0.0)
         number += present.astype(jnp.float32)
         if sizes.pool != "max":
@@ -275,7 +296,8 @@ def _backward(
 ) -> None:
     program = pallas.program_id()
 
-    def add_block(i: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
+    def add_block(i: jax.Array, carry: tuple) -> tuple:
+        grads, top = carry
         block = Block(sizes, (program * blocks + i) * ROWS)
         gradient, largest = block.load(gradient_ref), None
         if largest_ref is not None:
@@ -286,23 +308,28 @@ def _backward(
             count = lambda k, n: n + block.present(present_ref, k).astype(jnp.float32)  # noqa: E731
             number = jax.lax.fori_loop(0, sizes.num_elements, count, jnp.zeros((ROWS, 1)))
             gradient /= jnp.maximum(number, 1.0)
+        larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))  # infinity becomes NaN
+        grads = [grad * (top / larger) for grad in grads]
+        gradient *= 1.0 / larger
 
         def add(k: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
-            features = _features(weights, block.element(others_ref, k), sizes)
+            element = block.element(others_ref, k)
+            features = _features(weights, element, sizes, clip=False)
             if largest is not None:  # relu: its slope is 1 where the maximum is above 0
                 own = jnp.where(((largest >> k) & 1) != 0, gradient, 0.0)
             else:
                 own = gradient * SLOPES[sizes.activation](features[-1])
                 own = jnp.where(block.present(present_ref, k), own, 0.0)
-            return _add_gradients(weights, features, own, grads, sizes)
+            return _add_gradients(weights, [rounded(element, HALF), *features], own, grads, sizes)
 
-        return jax.lax.fori_loop(0, sizes.num_elements, add, grads)
+        return jax.lax.fori_loop(0, sizes.num_elements, add, grads), larger
 
     shapes = [shape if len(shape) == 2 else (ROWS, *shape) for shape in sizes.parts]
-    grads = [jnp.zeros(shape, jnp.float32) for shape in shapes]
-    grads = jax.lax.fori_loop(0, blocks, add_block, grads)
+    carry = [jnp.zeros(shape, jnp.float32) for shape in shapes], jnp.float32(TINY)
+    grads, top = jax.lax.fori_loop(0, blocks, add_block, carry)
     first = program * sum(map(math.prod, sizes.parts))
     for grad, shape in zip(grads, sizes.parts, strict=True):
+        grad *= top
         if len(shape) == 1:
             grad = jnp.sum(grad, axis=0)
             place = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
@@ -324,7 +351,7 @@ def _add_gradients(
 
     Args:
         weights: parameters of the layers.
-        features: from `_features`.
+        features: the elements and the results of `_features`, float16 except for the last ones.
         gradient: [ROWS, width], of the outputs of the last layer.
         grads: previous sums; biases as [ROWS, width]. The first one is transposed, because tensor
             cores expect the longer side first.
@@ -332,9 +359,10 @@ def _add_gradients(
     """
     grads = list(grads)
     for i in reversed(range(1, len(features) - 1)):
-        grads[2 * i - 1] += _dot(features[i].T, gradient)
+        half = gradient.astype(HALF)
+        grads[2 * i - 1] += _dot(features[i].T, half)
         grads[2 * i] += gradient
-        gradient = _dot(gradient, weights[2 * i - 1][...].T)
-        gradient *= SLOPES[sizes.activation](features[i])
-    grads[0] += _dot(gradient.T, features[0])
+        gradient = _dot(half, weights[2 * i - 1][...].T)
+        gradient *= SLOPES[sizes.activation](features[i].astype(jnp.float32))
+    grads[0] += _dot(gradient.astype(HALF).T, features[0])
     return grads
