@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
+from wdjax.train.kernels.categorical import component_columns, log_prob_and_entropy
 from wdjax.train.kernels.layers import (
     STREAMED,
     STREAMED_STAGES,
@@ -25,11 +26,9 @@ from wdjax.train.kernels.layers import (
     activation_of,
     chunk_of,
     column,
-    component_columns,
     dtype_of,
     hidden_product,
     load_rows,
-    log_prob_and_entropy,
     padded,
     pieces,
     product,
@@ -190,7 +189,7 @@ def choose(outputs: jax.Array, uniform: jax.Array, first: int, size: int) -> jax
         size: number of its columns.
     """
     inside, top = component_columns(outputs, first, size)
-    weight = jnp.where(inside, jnp.exp(outputs - top), 0.0)
+    weight = jnp.where(inside, jnp.exp(outputs - top[:, None]), 0.0)
     # rounding may decrease partial sums, or increase them at weight 0: choose only weights above 0
     cumulated = jnp.where(weight > 0.0, jnp.cumsum(weight, axis=1), 0.0)
     above = cumulated > (uniform * jnp.max(cumulated, axis=1))[:, None]

@@ -25,7 +25,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +41,10 @@ from wdjax.train.kernels.layers import (
     Shape,
     column,
     dtype_of,
-    log_prob_and_entropy,
     padded,
     pieces,
 )
-from wdjax.train.kernels.loss import Options, Study, study
+from wdjax.train.kernels.loss import Options, study
 from wdjax.train.kernels.passes import (
     as_columns,
     backward,
@@ -53,6 +52,7 @@ from wdjax.train.kernels.passes import (
     load_with_ones,
     store_of_inputs,
 )
+from wdjax.train.kernels.task import BOTH, POLICY, VALUE, Task
 from wdjax.train.kernels.towers import first_gradients, towers_of, transposed
 from wdjax.train.kernels.vectors import (
     Held,
@@ -65,66 +65,34 @@ from wdjax.train.kernels.vectors import (
 )
 from wdjax.train.state.engine import BatchRows, Loss, Means
 from wdjax.train.state.flat import ALIGNED, Flat, Layout
-from wdjax.train.state.rows import Evaluation
 
-ROWS = 64  # rows of a block
-PROGRAMS = 264  # at most two for each of 132 multiprocessors of an H200, limited by registers
-WARPS = 4
 LOADED = 2**13  # numbers in the padded matrices of a tower up to which they stay in registers
 TINY = 1e-30  # smallest divisor of gradients, if no row is valid
-BOTH, POLICY, VALUE = "both", "policy", "value"  # outputs of a tower
 
 Data: TypeAlias = tuple[list[jax.Array], jax.Array, jax.Array, BatchRows]
 """(flat inputs of each tower, or of all towers; flat actions, hyperparameters, other fields of the
 rows) in memory"""
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """Static part of the kernels of a gradient."""
+class Launch(NamedTuple):
+    """How the kernel is launched."""
 
-    shape: Shape
-    loss: Loss
-    """loss of a batch, such as `PPO.loss`, which the kernels trace"""
-    options: Options
-    """options of the algorithm; traced fields that the loss reads are replaced"""
-    study: Study
-    interpret: bool
+    rows: int  # in each block
+    warps: int  # in each program
+    programs: int  # as many as the registers of 132 multiprocessors (of an H200) hold at once
 
-    def options_of(self, hypers_ref: Ref) -> Options:
-        """Load the traced options that the loss reads."""
-        read = {name: hypers_ref[i] for i, name in enumerate(self.study.read)}
-        return dataclasses.replace(self.options, **read)
 
-    def loss_sums(
-        self,
-        outputs: jax.Array,
-        actions: list[jax.Array],
-        row: BatchRows,
-        part: str,
-        options: Options,
-    ) -> tuple[jax.Array, Means]:
-        """Return (sum of the loss over the valid rows of a block, its terms, [B] each).
+LAUNCH, SMALL_LAUNCH = Launch(64, 4, 2 * 132), Launch(32, 2, 6 * 132)
+SMALL_WIDTH = 32  # most units of a layer for SMALL_LAUNCH
 
-        Terms are 0 in other rows. For a tower of the policy or of the value only, the terms of the
-        other one are constants without meaning.
-        """
-        value = (
-            row.value
-            if part == POLICY
-            else column(outputs, self.shape.num_outputs if part == BOTH else 0)
-        )
-        if part == VALUE:
-            entropy = jnp.zeros_like(value)
-            log_prob = entropy if row.log_prob is None else row.log_prob
-        else:
-            log_prob, entropy = log_prob_and_entropy(outputs, actions, self.shape)
 
-        def of_rows(terms: Means) -> Means:
-            return {name: jnp.where(row.valid, values, 0.0) for name, values in terms.items()}
+def launch_of(shape: Shape) -> Launch:
+    """Return how to launch the kernel: networks with few inputs and units by smaller programs.
 
-        loss, found = self.loss(Evaluation(log_prob, entropy, value), row, options, of_rows)
-        return jnp.sum(loss), found
+    A multiprocessor has registers for six of these. With more inputs or units it would be fewer.
+    """
+    is_small = shape.num_inputs <= MIN_SIZE and max(shape.widths) <= SMALL_WIDTH
+    return SMALL_LAUNCH if is_small else LAUNCH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,14 +238,15 @@ def _call(
         operands: data from `prepare`, vector of parameters, streamed matrices.
     """
     shape, num_rows = task.shape, len(operands[3].valid)
-    rows, num_parts = min(ROWS, padded(num_rows)), len(plan.parts)
+    rows, warps, most = launch_of(shape)
+    rows, num_parts = min(rows, padded(num_rows)), len(plan.parts)
     is_streamed = shape.inputs == STREAMED
     num_columns = shape.hidden[0] if is_streamed else shape.num_inputs
     columns = shape.widths[1] if is_streamed else sum(width for _, width in pieces(num_columns))
     of_inputs = jax.ShapeDtypeStruct((num_rows, num_parts * columns), jnp.float32)
     # without a loop over inputs, the loop over blocks would have the stages
     stages = STREAMED_STAGES if is_streamed and shape.num_inputs > shape.at_once else 1
-    blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, PROGRAMS // members))
+    blocks = pallas.cdiv(pallas.cdiv(num_rows, rows), max(1, most // members))
     programs = pallas.cdiv(num_rows, rows * blocks)
     kernel = functools.partial(
         _kernel,
@@ -291,7 +260,7 @@ def _call(
     out_shape = grads, None if shape.inputs == OBSERVATIONS else of_inputs
     grid = programs, num_parts
     found, more = pallas.call(
-        kernel, "gradient", out_shape, grid, WARPS, stages, interpret=task.interpret
+        kernel, "gradient", out_shape, grid, warps, stages, interpret=task.interpret
     )(*operands)
     firsts = [] if more is None else [i * columns for i in range(num_parts)]
     return jnp.sum(found.reshape(programs, plan.total), axis=0), [
@@ -370,8 +339,7 @@ def _part(
         index, actions, row = load_block(row_refs, action_ref, start, rows, num_rows, shape)
         inputs, products = load_with_ones(inputs_ref, index, weights[0], large_ref, shape)
         outputs, features, backs = forward(weights, inputs, products, shape)
-        gradient_of = jax.grad(task.loss_sums, has_aux=True)
-        gradient, found = gradient_of(outputs, actions, row, part.outputs, options)
+        gradient, found = task.gradient_of_outputs(outputs, actions, row, part.outputs, options)
         grads, sums, top = carry
         if scaled:  # divided by the running maximum; infinity becomes NaN
             larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))

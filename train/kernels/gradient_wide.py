@@ -18,7 +18,7 @@ from wdjax.kernels import pallas
 from wdjax.kernels.activations import SLOPES
 from wdjax.kernels.half import HALF, in_range
 from wdjax.train.kernels.act import first_layer, load_inputs
-from wdjax.train.kernels.gradient import BOTH, TINY, Data, Task, load_block
+from wdjax.train.kernels.gradient import TINY, Data, load_block
 from wdjax.train.kernels.layers import (
     Ref,
     Shape,
@@ -30,6 +30,7 @@ from wdjax.train.kernels.layers import (
     pieces,
     product,
 )
+from wdjax.train.kernels.task import BOTH, Task
 from wdjax.train.kernels.towers import towers_of, transposed
 from wdjax.train.state.aliases import Params
 from wdjax.train.state.engine import BatchRows, Means
@@ -37,6 +38,7 @@ from wdjax.train.state.engine import BatchRows, Means
 ROWS = 64  # rows of a program
 WARPS = 4
 CHUNK_ROWS = 2**18  # rows whose hidden layers are in memory at once
+MULTIPLE = 2**10  # of rows; products over other numbers of rows are computed from padded copies
 
 Sums = tuple[Tower, jax.Array]
 """(gradients of a tower, sums of the terms of a loss)"""
@@ -46,7 +48,7 @@ def wide_gradient(task: Task, data: Data, params: Params) -> tuple[Params, Means
     """Return gradients and sums as `gradient_kernel`, for two hidden layers of up to MAX_WIDTH."""
     num_rows = len(data[-1].valid)
     (tower,), back = jax.vjp(lambda params: towers_of(params, task.shape), params)
-    size = min(CHUNK_ROWS, pallas.cdiv(num_rows, ROWS) * ROWS)
+    size = min(CHUNK_ROWS, pallas.cdiv(num_rows, MULTIPLE) * MULTIPLE)
 
     def step(sums: Sums, start: jax.Array) -> tuple[Sums, None]:
         # as data: policies with different numbers of rows compile one kernel
@@ -161,8 +163,7 @@ def _forward(
     h2 = activation_of(shape)(h2)
     h2_ref[own, :] = h2.astype(dtype)
     outputs = product(h2, w3_ref[...].T, dtype) + b3_ref[...][None, :]
-    gradient_of = jax.grad(task.loss_sums, has_aux=True)
-    do, sums = gradient_of(outputs, actions, row, BOTH, task.options_of(hypers_ref))
+    do, sums = task.gradient_of_outputs(outputs, actions, row, BOTH, task.options_of(hypers_ref))
     do_ref[own, :] = do.astype(do_ref.dtype)
     if tops_ref is not None:
         tops_ref[program, :] = jnp.max(jnp.abs(do), axis=0)

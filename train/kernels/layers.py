@@ -344,36 +344,6 @@ def hidden_product(hidden: jax.Array, matrix: jax.Array, shape: Shape) -> jax.Ar
     return scale * product(halves, matrix, dtype)
 
 
-def component_columns(outputs: jax.Array, first: int, size: int) -> tuple[jax.Array, jax.Array]:
-    """Return (the columns of a component, [B, columns] bool, its largest logit, [B, 1])."""
-    columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
-    inside = (columns >= first) & (columns < first + size)
-    top = jnp.max(jnp.where(inside, jax.lax.stop_gradient(outputs), -jnp.inf), axis=1)
-    return inside, top[:, None]
-
-
-def log_prob_and_entropy(
-    outputs: jax.Array, actions: list[jax.Array], shape: Shape
-) -> tuple[jax.Array, jax.Array]:
-    """Return log pi(action) and the entropy of `Categorical`, [B] each.
-
-    Args:
-        outputs: [B, columns], logits.
-        actions: [B] int32 for each component.
-        shape: static sizes of the policy.
-    """
-    columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
-    log_prob = entropy = jnp.zeros(outputs.shape[:1])
-    for (first, size), action in zip(shape.components, actions, strict=True):
-        inside, top = component_columns(outputs, first, size)
-        shifted = jnp.where(inside, outputs - top, 0.0)
-        total = jnp.sum(jnp.where(inside, jnp.exp(shifted), 0.0), axis=1)
-        log = jnp.where(inside, shifted - jnp.log(total)[:, None], 0.0)
-        log_prob += jnp.sum(jnp.where(columns == first + action[:, None], log, 0.0), axis=1)
-        entropy -= jnp.sum(jnp.where(inside, jnp.exp(log) * log, 0.0), axis=1)
-    return log_prob, entropy
-
-
 def column(outputs: jax.Array, place: int) -> jax.Array:
     """Return one column of a block, [B]."""
     columns = jax.lax.broadcasted_iota(jnp.int32, outputs.shape, 1)
