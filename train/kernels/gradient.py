@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from wdjax.kernels import pallas
-from wdjax.kernels.half import HALF
+from wdjax.kernels.half import HALF, TINY, rescaled
 from wdjax.train.kernels.layers import (
     MIN_SIZE,
     OBSERVATIONS,
@@ -67,7 +67,6 @@ from wdjax.train.state.engine import BatchRows, Loss, Means
 from wdjax.train.state.flat import ALIGNED, Flat, Layout
 
 LOADED = 2**13  # numbers in the padded matrices of a tower up to which they stay in registers
-TINY = 1e-30  # smallest divisor of gradients, if no row is valid
 
 Data: TypeAlias = tuple[list[jax.Array], jax.Array, jax.Array, BatchRows]
 """(flat inputs of each tower, or of all towers; flat actions, hyperparameters, other fields of the
@@ -83,13 +82,13 @@ class Launch(NamedTuple):
 
 
 LAUNCH, SMALL_LAUNCH = Launch(64, 4, 2 * 132), Launch(32, 2, 6 * 132)
-SMALL_WIDTH = 32  # most units of a layer for SMALL_LAUNCH
+SMALL_WIDTH = 32  # largest width of a layer for SMALL_LAUNCH
 
 
 def launch_of(shape: Shape) -> Launch:
     """Return how to launch the kernel: networks with few inputs and units by smaller programs.
 
-    A multiprocessor has registers for six of these. With more inputs or units it would be fewer.
+    The registers of a multiprocessor hold six of these, or fewer with more inputs or units.
     """
     is_small = shape.num_inputs <= MIN_SIZE and max(shape.widths) <= SMALL_WIDTH
     return SMALL_LAUNCH if is_small else LAUNCH
@@ -341,10 +340,8 @@ def _part(
         outputs, features, backs = forward(weights, inputs, products, shape)
         gradient, found = task.gradient_of_outputs(outputs, actions, row, part.outputs, options)
         grads, sums, top = carry
-        if scaled:  # divided by the running maximum; infinity becomes NaN
-            larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))
-            grads = [grad * (top / larger) for grad in grads]
-            gradient, top = gradient * (1.0 / larger), larger
+        if scaled:
+            grads, top, gradient = rescaled(grads, top, gradient)
         found_grads, gradient = backward(weights, features, backs, gradient)
         grads = jax.tree.map(jnp.add, grads, found_grads)
         if of_inputs is not None:

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import SLOPES
-from wdjax.kernels.half import HALF, in_range
+from wdjax.kernels.half import HALF, TINY, in_range
 from wdjax.train.kernels.act import first_layer, load_inputs
-from wdjax.train.kernels.gradient import TINY, Data, load_block
+from wdjax.train.kernels.gradient import Data, load_block
 from wdjax.train.kernels.layers import (
     Ref,
     Shape,
@@ -38,7 +38,7 @@ from wdjax.train.state.engine import BatchRows, Means
 ROWS = 64  # rows of a program
 WARPS = 4
 CHUNK_ROWS = 2**18  # rows whose hidden layers are in memory at once
-MULTIPLE = 2**10  # of rows; products over other numbers of rows are computed from padded copies
+MULTIPLE = 2**10  # a chunk has a multiple of these rows: XLA pads the factors of other products
 
 Sums = tuple[Tower, jax.Array]
 """(gradients of a tower, sums of the terms of a loss)"""

@@ -25,10 +25,9 @@ import jax.numpy as jnp
 
 from wdjax.kernels import recurrence
 from wdjax.kernels.backend import cuda_or_default
-from wdjax.kernels.half import HALF, rounded, rounded_product
+from wdjax.kernels.half import HALF, TINY, rounded, rounded_product
 from wdjax.train.networks.linear import over_rows
 
-TINY = 1e-30  # smallest divisor of gradients
 UNROLL = 8
 """steps per iteration of a loop on a GPU: 1.5 times as fast as one; 16 take longer to compile"""
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from wdjax.kernels import pallas
 from wdjax.kernels.activations import ACTIVATIONS, SLOPES
-from wdjax.kernels.half import HALF, rounded
+from wdjax.kernels.half import HALF, TINY, rescaled, rounded
 
 WIDTHS = (16, 32, 64, 128)  # supported widths of a layer
 MIN_SIZE = 16  # smallest matrix of tensor cores
@@ -32,7 +32,6 @@ PROGRAMS = 264  # programs of the backward kernel, two for each of 132 multiproc
 COUNT = 1 << 24  # bits from here on: number of largest elements; below: one bit each
 MAX_ELEMENTS = 24  # elements of a set: one bit each
 MAX_WEIGHTS = 20_000  # numbers of all matrices, whose gradients stay in registers
-TINY = 1e-30  # smallest divisor of gradients
 Ref = Any
 
 Layers = Sequence[tuple[jax.Array, jax.Array]]
@@ -308,9 +307,7 @@ def _backward(
             count = lambda k, n: n + block.present(present_ref, k).astype(jnp.float32)  # noqa: E731
             number = jax.lax.fori_loop(0, sizes.num_elements, count, jnp.zeros((ROWS, 1)))
             gradient /= jnp.maximum(number, 1.0)
-        larger = jnp.maximum(top, jnp.max(jnp.abs(gradient)))  # infinity becomes NaN
-        grads = [grad * (top / larger) for grad in grads]
-        gradient *= 1.0 / larger
+        grads, top, gradient = rescaled(grads, top, gradient)
 
         def add(k: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
             element = block.element(others_ref, k)
@@ -322,7 +319,7 @@ def _backward(
                 own = jnp.where(block.present(present_ref, k), own, 0.0)
             return _add_gradients(weights, [rounded(element, HALF), *features], own, grads, sizes)
 
-        return jax.lax.fori_loop(0, sizes.num_elements, add, grads), larger
+        return jax.lax.fori_loop(0, sizes.num_elements, add, grads), top
 
     shapes = [shape if len(shape) == 2 else (ROWS, *shape) for shape in sizes.parts]
     carry = [jnp.zeros(shape, jnp.float32) for shape in shapes], jnp.float32(TINY)

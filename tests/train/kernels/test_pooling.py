@@ -56,7 +56,7 @@ def operands(depth, seed=0):
 
 
 def results(function, pool, layers, others, present, activation="relu", scale=1.0):
-    """Return (gradients of a scaled sum of features in layers and elements, features)."""
+    """Return (gradients of a scaled sum of pooled features, for layers and elements; features)."""
     weights = scale * jax.random.normal(jax.random.key(9), (SETS, WIDTH))
 
     def total(layers, others):
