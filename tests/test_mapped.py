@@ -53,6 +53,10 @@ FUNCTIONS = {
         lambda key, c: jax.vmap(lambda k: jax.random.normal(k, (3,)))(jax.random.split(key, 5)),
         KEYS,
     ),
+    "a barrier": (
+        lambda x, c: jnp.subtract(*jax.lax.optimization_barrier((x, c[0] * x))),
+        X,
+    ),
     "unchanged, constant and shared": (lambda x, c: (x, jnp.zeros(5), c * 2), X),
 }
 CONSTANT = jnp.array([0.5, -1.0, 2.0])

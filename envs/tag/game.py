@@ -121,5 +121,7 @@ def distance_between(
 def count_by(index: jax.Array, counted: jax.Array, n: int) -> jax.Array:
     """Count the elements of each index among the `counted` ones, (n,) int32."""
     if n <= CHUNK:  # faster than a scatter, which needs a separate kernel
-        return jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
+        counts = jnp.sum(counted[:, None] & (index[:, None] == jnp.arange(n)[None, :]), axis=0)
+        # otherwise XLA counts again wherever a reward is read, with a single thread per tagger
+        return jax.lax.optimization_barrier(counts)
     return jnp.zeros(n, jnp.int32).at[jnp.where(counted, index, n)].add(1, mode="drop")

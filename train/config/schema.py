@@ -160,8 +160,8 @@ class TrainConfig:
     rollout_length: int = static(128, allowed=_COUNT)
     """Steps of each replica between two updates."""
     rollout_unroll: int = static(0, allowed="at least 0 (0: automatic), below 2**31")
-    """Steps in each iteration of the compiled rollout loop. 0: automatic, 4 on a GPU unless a step
-    is so large that 4 would take long to compile, and 1 on a CPU."""
+    """Steps in each iteration of the compiled rollout loop. 0: automatic, 3 to 5 on a GPU unless a
+    step is so large that they would take long to compile, and 1 on a CPU."""
     kernels: bool = True
     """Use fused kernels for acting and learning on NVIDIA GPUs (Ampere and later) where a policy
     supports them (feed-forward A2C or PPO, discrete actions), for recurrent memories, layer_norm,

@@ -1,4 +1,4 @@
-"""A loop over the steps of a rollout that writes observations into arrays in its carry.
+"""A loop over the steps of a rollout that writes its results into arrays in its carry.
 
 `jax.lax.scan` sets the memory of its outputs to 0 before the first step. Under `vmap` their axes
 are [T, members, ...], but an update reads [members, T, ...]: XLA would transpose all observations.
@@ -26,8 +26,9 @@ def scan_in_place(
     """Return the results of `jax.lax.scan` over the steps of a rollout, with outcomes packed.
 
     The observations, which are the separate leaves of the outcomes, are written after every
-    `together` steps. If an iteration has a single step, they are left to `jax.lax.scan`: XLA then
-    copies observations while other kernels run.
+    `together` steps, and the words of the outcomes once in each iteration. If an iteration has a
+    single step, they are left to `jax.lax.scan`: XLA then copies observations while other kernels
+    run.
 
     Args:
         step: called with (carry, random numbers), returns (carry, outcome).
@@ -39,35 +40,39 @@ def scan_in_place(
     if unroll == 1:
         return jax.lax.scan(step, carry, drawn)
     num_steps = len(jax.tree.leaves(drawn)[0])
-    num_blocks = num_steps // together
-    split = num_blocks * together
+    unroll = min(unroll, num_steps)
+    num_blocks = num_steps // unroll
+    split = num_blocks * unroll
 
-    def run_block(carry: tuple, inputs: tuple) -> tuple[tuple, Packed]:
-        (before, stored), (first, drawn) = carry, inputs
-        after, outcomes = jax.lax.scan(step, before, drawn, unroll=True)
-        pairs = zip(stored, outcomes.rest, strict=True)
-        stored = [_write(rows, new, first) for rows, new in pairs]
-        return (after, stored), dataclasses.replace(outcomes, rest=[])
+    def run_block(carry: tuple, inputs: tuple) -> tuple[tuple, None]:
+        (state, stored), (first, drawn) = carry, inputs
+        rest, words = stored.rest, []
+        for i in range(0, len(jax.tree.leaves(drawn)[0]), together):
+            some = jax.tree.map(lambda leaf: leaf[i : i + together], drawn)  # noqa: B023
+            state, outcomes = jax.lax.scan(step, state, some, unroll=True)
+            pairs = zip(rest, outcomes.rest, strict=True)
+            rest = [_write(rows, new, first + i) for rows, new in pairs]
+            words.append(outcomes.words)
+        all_words = _write(stored.words, jnp.concatenate(words), first)
+        return (state, dataclasses.replace(stored, words=all_words, rest=rest)), None
 
     # shapes instead of arrays: reading a key would count as a use of it
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), drawn)
-    shapes = jax.eval_shape(lambda *inputs: step(*inputs)[1].rest, carry, one)
     # not the words: without any, they have no axis for members
     members_of = max(jax.tree.leaves(carry), key=lambda leaf: leaf.size)
-    stored = [_empty(members_of, (num_steps, *leaf.shape), leaf.dtype) for leaf in shapes]
+    stored = jax.tree.map(
+        lambda leaf: _empty(members_of, (num_steps, *leaf.shape), leaf.dtype),
+        jax.eval_shape(lambda *inputs: step(*inputs)[1], carry, one),
+    )
     blocks = jax.tree.map(
-        lambda leaf: leaf[:split].reshape(num_blocks, together, *leaf.shape[1:]), drawn
+        lambda leaf: leaf[:split].reshape(num_blocks, unroll, *leaf.shape[1:]), drawn
     )
-    firsts = together * jnp.arange(num_blocks)
-    (carry, stored), outcomes = jax.lax.scan(
-        run_block, (carry, stored), (firsts, blocks), unroll=unroll // together
-    )
-    words = outcomes.words.reshape(split, -1)
+    firsts = unroll * jnp.arange(num_blocks)
+    (carry, stored), _ = jax.lax.scan(run_block, (carry, stored), (firsts, blocks))
     if split < num_steps:
         last = jax.tree.map(lambda leaf: leaf[split:], drawn)
-        (carry, stored), remaining = run_block((carry, stored), (jnp.int32(split), last))
-        words = jnp.concatenate([words, remaining.words])
-    return carry, dataclasses.replace(outcomes, words=words, rest=stored)
+        (carry, stored), _ = run_block((carry, stored), (jnp.int32(split), last))
+    return carry, stored
 
 
 def _empty(members_of: jax.Array, shape: Sequence[int], dtype: jax.typing.DTypeLike) -> jax.Array:

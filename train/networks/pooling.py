@@ -27,7 +27,7 @@ POOLS = {
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def pool_sets(
-    pool: str, activation: str, layers: Layers, others: jax.Array, present: jax.Array
+    pool: str, activation: str, layers: Layers, others: jax.Array, present: jax.Array | None
 ) -> jax.Array:
     """Return the pooled features of sets, [R, width], by a kernel on NVIDIA GPUs.
 
@@ -36,7 +36,7 @@ def pool_sets(
         activation: name of an activation, after each layer.
         layers: (kernel, bias) of each layer.
         others: [R, K, features] float32.
-        present: [R, K] bool.
+        present: [R, K] bool, or None for all.
     """
     return _run(pool, activation, layers, others, present, with_largest=False)[0]
 
@@ -47,15 +47,16 @@ def run_layers(activation: str, layers: Layers, inputs: jax.Array) -> jax.Array:
     It has no kernel for the gradient with respect to the inputs.
     """
     rows = inputs.reshape(-1, 1, inputs.shape[-1])
-    pooled = pool_sets("sum", activation, layers, rows, jnp.ones(rows.shape[:2], bool))
+    pooled = pool_sets("sum", activation, layers, rows, None)
     return pooled.reshape(*inputs.shape[:-1], -1)
 
 
 def _plain(
-    pool: str, activation: str, layers: Layers, others: jax.Array, present: jax.Array
+    pool: str, activation: str, layers: Layers, others: jax.Array, present: jax.Array | None
 ) -> jax.Array:
     for kernel, bias in layers:
         others = ACTIVATIONS[activation](others @ kernel + bias[None, None])
+    present = jnp.ones(others.shape[:2], bool) if present is None else present
     return POOLS[pool](others, present[..., None])
 
 
@@ -64,11 +65,11 @@ def _run(
     activation: str,
     layers: Layers,
     others: jax.Array,
-    present: jax.Array,
+    present: jax.Array | None,
     with_largest: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return (pooled features, `largest` of `pooling.forward`)."""
-    sizes = pooling.sizes_of(pool, activation, layers, others)
+    sizes = pooling.sizes_of(pool, activation, layers, others, present)
     fused = functools.partial(pooling.forward, sizes, with_largest=with_largest)
 
     def plain(*operands: Any) -> tuple[jax.Array, jax.Array | None]:
@@ -79,7 +80,7 @@ def _run(
 
 
 def _forward(
-    pool: str, activation: str, layers: Layers, others: jax.Array, present: jax.Array
+    pool: str, activation: str, layers: Layers, others: jax.Array, present: jax.Array | None
 ) -> tuple[jax.Array, tuple]:
     pooled, largest = _run(pool, activation, layers, others, present, with_largest=pool == "max")
     return pooled, (layers, others, present, pooled, largest)
@@ -88,7 +89,7 @@ def _forward(
 def _backward(pool: str, activation: str, saved: tuple, gradient: jax.Array) -> tuple:
     """Return the gradients with respect to (layers, others, present)."""
     layers, others, present, *_ = saved
-    sizes = pooling.sizes_of(pool, activation, layers, others)
+    sizes = pooling.sizes_of(pool, activation, layers, others, present)
 
     fused = functools.partial(pooling.backward, sizes)
 

@@ -264,13 +264,14 @@ def _random_fold_in(blocks: Any, eqn: Any, _: Any, spans: Spans) -> Key:
     return Key(*hashed)
 
 
-def _same(blocks: Any, eqn: Any, _: Any, spans: Spans) -> Any:
-    return blocks.at(eqn.invars[0], spans)
+def _same(blocks: Any, eqn: Any, out: Any, spans: Spans) -> Any:
+    return blocks.at(eqn.invars[eqn.outvars.index(out)], spans)
 
 
 RULES: dict[str, Callable] = {
     **dict.fromkeys(COMPUTED, _compute),
     **dict.fromkeys(("copy", "copy_p", "stop_gradient", "random_clone", "reshard"), _same),
+    "optimization_barrier": _same,
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     "argmax": _arg_extreme(True),
     "argmin": _arg_extreme(False),

@@ -54,11 +54,18 @@ class Sizes:
     """max, mean or sum"""
     activation: str = "relu"
     """after each layer; of SLOPES"""
+    marked: bool = True
+    """whether elements may be absent; memory then contains their presence after their features"""
 
     @property
     def columns(self) -> int:
         """Columns of the inputs: features, a one for the bias, and zeros."""
         return max(MIN_SIZE, 1 << self.num_inputs.bit_length())
+
+    @property
+    def stride(self) -> int:
+        """Numbers of an element in memory."""
+        return self.num_inputs + self.marked
 
     @property
     def parts(self) -> list[tuple[int, ...]]:
@@ -68,11 +75,13 @@ class Sizes:
         )
 
 
-def sizes_of(pool: str, activation: str, layers: Layers, others: jax.Array) -> Sizes:
-    """Return the static sizes for elements [R, K, features]."""
+def sizes_of(
+    pool: str, activation: str, layers: Layers, others: jax.Array, present: jax.Array | None
+) -> Sizes:
+    """Return the static sizes for elements [R, K, features] and their presence, None for all."""
     num_sets, num_elements, num_inputs = others.shape
-    width = layers[0][0].shape[1]
-    return Sizes(num_sets, num_elements, num_inputs, width, len(layers), pool, activation)
+    width, depth, marked = layers[0][0].shape[1], len(layers), present is not None
+    return Sizes(num_sets, num_elements, num_inputs, width, depth, pool, activation, marked)
 
 
 def why_not(sizes: Sizes) -> str | None:
@@ -89,7 +98,7 @@ def why_not(sizes: Sizes) -> str | None:
         return f"{sizes.num_elements} elements: kernels support up to {MAX_ELEMENTS}"
     if sum(math.prod(shape) for shape in sizes.parts if len(shape) == 2) > MAX_WEIGHTS:
         return f"{sizes.depth} layers of width {sizes.width}: too many for registers"
-    total = sizes.num_sets * max(sizes.num_elements * sizes.num_inputs, sizes.width)
+    total = sizes.num_sets * max(sizes.num_elements * sizes.stride, sizes.width)
     return (
         None if total <= pallas.MAX_NUMBERS else f"{total:,} inputs: more than a kernel can index"
     )
@@ -99,7 +108,7 @@ def forward(
     sizes: Sizes,
     layers: Layers,
     others: jax.Array,
-    present: jax.Array,
+    present: jax.Array | None,
     with_largest: bool,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -109,7 +118,7 @@ def forward(
         sizes: static sizes.
         layers: parameters, float32.
         others: [R, K, features] float32.
-        present: [R, K] bool; other elements are not pooled.
+        present: [R, K] bool, or None for all; other elements are not pooled.
         with_largest: whether to return which elements are the largest.
         interpret: run step by step in XLA on any device, for tests.
 
@@ -122,14 +131,14 @@ def forward(
     grid = (pallas.cdiv(sizes.num_sets, ROWS),)
     body = functools.partial(_forward, sizes=sizes)
     call = pallas.call(body, "pool_sets", (pooled, largest), grid, _warps(sizes), 1, interpret)
-    return call(_weights(sizes, layers), *_elements(others, present))
+    return call(layers, _elements(others, present))
 
 
 def backward(
     sizes: Sizes,
     layers: Layers,
     others: jax.Array,
-    present: jax.Array,
+    present: jax.Array | None,
     pooled: jax.Array,
     largest: jax.Array | None,
     gradient: jax.Array,
@@ -141,7 +150,7 @@ def backward(
         sizes: static sizes.
         layers: parameters, float32.
         others: [R, K, features] float32.
-        present: [R, K] bool.
+        present: [R, K] bool, or None for all.
         pooled: [R, width], from `forward`.
         largest: from `forward`; None unless the pool is "max".
         gradient: [R, width], of the pooled features.
@@ -153,8 +162,7 @@ def backward(
     shape = jax.ShapeDtypeStruct((programs * sum(counts),), jnp.float32)
     body = functools.partial(_backward, sizes=sizes, blocks=blocks)
     call = pallas.call(body, "pool_sets_back", shape, (programs,), _warps(sizes), 1, interpret)
-    elements = _elements(others, present)
-    grads = call(_weights(sizes, layers), *elements, pooled, largest, gradient)
+    grads = call(layers, _elements(others, present), pooled, largest, gradient)
     grads = jnp.sum(grads.reshape(programs, -1), axis=0)
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     first, *rest = [
@@ -170,21 +178,16 @@ def _warps(sizes: Sizes) -> int:
     return 4 if sizes.width <= 64 else 8
 
 
-def _weights(sizes: Sizes, layers: Layers) -> list[jax.Array]:
-    """Return the first matrix, with its bias as row `num_inputs`, and the parameters of others.
+def _elements(others: jax.Array, present: jax.Array | None) -> jax.Array:
+    """Return the features of each element, then 1 if it is present, else 0; flat.
 
-    Matrices are float16, except for the first one.
+    The 1 is also the factor of the bias. One array takes one launch. If all elements are present,
+    there are only features, which need no copy.
     """
-    (kernel, bias), *others = layers
-    rest = jnp.zeros((sizes.columns - sizes.num_inputs - 1, sizes.width), jnp.float32)
-    weights = [jnp.concatenate([kernel, bias[None], rest])]
-    for kernel, bias in others:
-        weights += [rounded(kernel, HALF), bias]
-    return weights
-
-
-def _elements(others: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return others.reshape(-1), present.astype(jnp.int8).reshape(-1)
+    if present is None:
+        return others.reshape(-1)
+    ones = present[..., None].astype(jnp.float32)
+    return jnp.concatenate([others, ones], axis=-1).reshape(-1)
 
 
 # --- inside a kernel ---
@@ -211,17 +214,39 @@ class Block:
         pallas.store(self.at(ref), value, mask=self.mask)
 
     def element(self, ref: Ref, k: jax.Array) -> jax.Array:
-        """Load one element of each set, [ROWS, columns]: features, a one, and zeros."""
-        count, columns = self.sizes.num_inputs, self.sizes.columns
-        column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, columns), 1)
-        place = (self.rows * self.sizes.num_elements + k)[:, None] * count
-        place += jnp.minimum(column, count - 1)
-        values = pallas.load(ref.at[place], mask=column < count, other=0.0)
-        return jnp.where(column == count, 1.0, values)
+        """Load one element of each set, [ROWS, columns]: features, its presence, and zeros."""
+        column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, self.sizes.columns), 1)
+        place = self._first(k)[:, None] + column
+        values = pallas.load(ref.at[place], mask=column < self.sizes.stride, other=0.0)
+        if self.sizes.marked:
+            return values
+        return jnp.where(column == self.sizes.num_inputs, 1.0, values)
 
     def present(self, ref: Ref, k: jax.Array) -> jax.Array:
         """Return whether one element of each set is present, [ROWS, 1]."""
-        return (pallas.load(ref.at[self.rows * self.sizes.num_elements + k]) != 0)[:, None]
+        if not self.sizes.marked:
+            return jnp.ones((ROWS, 1), bool)
+        return (pallas.load(ref.at[self._first(k) + self.sizes.num_inputs]) != 0)[:, None]
+
+    def _first(self, k: jax.Array) -> jax.Array:
+        """Return the first place of one element of each set."""
+        return (self.rows * self.sizes.num_elements + k) * self.sizes.stride
+
+
+def _weights(layers: Sequence[tuple[Ref, Ref]], sizes: Sizes) -> list[jax.Array]:
+    """Load the first matrix, with its bias as row `num_inputs`, and the parameters of others.
+
+    Matrices are float16, except for the first one.
+    """
+    (kernel, bias), *others = layers
+    shape = sizes.columns, sizes.width
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    own = kernel.at[jnp.minimum(row, sizes.num_inputs - 1), column]
+    first = pallas.load(own, mask=row < sizes.num_inputs, other=0.0)
+    weights = [jnp.where(row == sizes.num_inputs, bias[...][None], first)]
+    for kernel, bias in others:
+        weights += [rounded(kernel[...], HALF), bias[...]]
+    return weights
 
 
 def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -229,39 +254,38 @@ def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _features(
-    weights: Sequence[Ref], element: jax.Array, sizes: Sizes, clip: bool
+    weights: Sequence[jax.Array], element: jax.Array, sizes: Sizes, clip: bool
 ) -> list[jax.Array]:
     """Return the features of an element after each layer; all but the last ones are float16.
 
     Args:
-        weights: parameters of the layers.
+        weights: from `_weights`.
         element: [ROWS, columns].
         sizes: static sizes.
         clip: whether features above 65504 become 65504, otherwise infinite.
     """
     activation = ACTIVATIONS[sizes.activation]
-    features = [activation(_dot(element, weights[0][...]))]
+    features = [activation(_dot(element, weights[0]))]
     for kernel, bias in zip(weights[1::2], weights[2::2], strict=True):
         features[-1] = rounded(features[-1], HALF) if clip else features[-1].astype(HALF)
-        features.append(activation(_dot(features[-1], kernel[...]) + bias[...][None]))
+        features.append(activation(_dot(features[-1], kernel) + bias[None]))
     return features
 
 
 def _forward(
-    weights: Sequence[Ref],
-    others_ref: Ref,
-    present_ref: Ref,
+    layers: Sequence[tuple[Ref, Ref]],
+    elements_ref: Ref,
     pooled_ref: Ref,
     largest_ref: Ref | None,
     *,
     sizes: Sizes,
 ) -> None:
-    block = Block(sizes, pallas.program_id() * ROWS)
+    block, weights = Block(sizes, pallas.program_id() * ROWS), _weights(layers, sizes)
 
     def add(k: jax.Array, state: tuple) -> tuple:
         pooled, largest, number = state
-        present = block.present(present_ref, k)
-        features = _features(weights, block.element(others_ref, k), sizes, clip=True)[-1]
+        present = block.present(elements_ref, k)
+        features = _features(weights, block.element(elements_ref, k), sizes, clip=True)[-1]
         features = jnp.where(present, features, 0.0)
         number += present.astype(jnp.float32)
         if sizes.pool != "max":
@@ -282,9 +306,8 @@ def _forward(
 
 
 def _backward(
-    weights: Sequence[Ref],
-    others_ref: Ref,
-    present_ref: Ref,
+    layers: Sequence[tuple[Ref, Ref]],
+    elements_ref: Ref,
     pooled_ref: Ref,
     largest_ref: Ref | None,
     gradient_ref: Ref,
@@ -293,7 +316,7 @@ def _backward(
     sizes: Sizes,
     blocks: int,
 ) -> None:
-    program = pallas.program_id()
+    program, weights = pallas.program_id(), _weights(layers, sizes)
 
     def add_block(i: jax.Array, carry: tuple) -> tuple:
         grads, top = carry
@@ -304,19 +327,19 @@ def _backward(
             share = gradient / jnp.maximum(largest // COUNT, 1).astype(jnp.float32)
             gradient = jnp.where(block.load(pooled_ref) > 0.0, share, 0.0)
         elif sizes.pool == "mean":
-            count = lambda k, n: n + block.present(present_ref, k).astype(jnp.float32)  # noqa: E731
+            count = lambda k, n: n + block.present(elements_ref, k).astype(jnp.float32)  # noqa: E731
             number = jax.lax.fori_loop(0, sizes.num_elements, count, jnp.zeros((ROWS, 1)))
             gradient /= jnp.maximum(number, 1.0)
         grads, top, gradient = rescaled(grads, top, gradient)
 
         def add(k: jax.Array, grads: list[jax.Array]) -> list[jax.Array]:
-            element = block.element(others_ref, k)
+            element = block.element(elements_ref, k)
             features = _features(weights, element, sizes, clip=False)
             if largest is not None:  # relu: its slope is 1 where the maximum is above 0
                 own = jnp.where(((largest >> k) & 1) != 0, gradient, 0.0)
             else:
                 own = gradient * SLOPES[sizes.activation](features[-1])
-                own = jnp.where(block.present(present_ref, k), own, 0.0)
+                own = jnp.where(block.present(elements_ref, k), own, 0.0)
             return _add_gradients(weights, [rounded(element, HALF), *features], own, grads, sizes)
 
         return jax.lax.fori_loop(0, sizes.num_elements, add, grads), top
@@ -338,7 +361,7 @@ def _backward(
 
 
 def _add_gradients(
-    weights: Sequence[Ref],
+    weights: Sequence[jax.Array],
     features: Sequence[jax.Array],
     gradient: jax.Array,
     grads: Sequence[jax.Array],
@@ -347,7 +370,7 @@ def _add_gradients(
     """Add the gradients for one element of each set.
 
     Args:
-        weights: parameters of the layers.
+        weights: from `_weights`.
         features: the elements and the results of `_features`, float16 except for the last ones.
         gradient: [ROWS, width], of the outputs of the last layer.
         grads: previous sums; biases as [ROWS, width]. The first one is transposed, because tensor
@@ -359,7 +382,7 @@ def _add_gradients(
         half = gradient.astype(HALF)
         grads[2 * i - 1] += _dot(features[i].T, half)
         grads[2 * i] += gradient
-        gradient = _dot(half, weights[2 * i - 1][...].T)
+        gradient = _dot(half, weights[2 * i - 1].T)
         gradient *= SLOPES[sizes.activation](features[i].astype(jnp.float32))
     grads[0] += _dot(gradient.astype(HALF).T, features[0])
     return grads

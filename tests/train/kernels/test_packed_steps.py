@@ -77,8 +77,13 @@ def unrolls(engine, step, unroll, length=8):
     return [length // iterations for iterations in lengths]
 
 
+# of 4, 5 and 3 the first that divides the steps, otherwise 4
+@pytest.mark.parametrize(("length", "expected"), [(8, 4), (20, 4), (10, 5), (9, 3), (14, 4)])
+def test_a_gpu_unrolls_so_that_no_steps_are_left(length, expected):
+    assert unrolls(Cuda(), step, 0, length)[0] == expected
+
+
 def test_a_gpu_unrolls_small_steps_unless_told_otherwise(monkeypatch):
-    assert unrolls(Cuda(), step, 0) == [cuda.UNROLL]
     assert unrolls(Cuda(), step, 2) == [2]
     monkeypatch.setattr(cuda, "MAX_EQUATIONS", 5)
     assert unrolls(Cuda(), step, 0) == [1]
@@ -104,9 +109,10 @@ def test_arrays_that_one_kernel_writes_are_packed_only_in_iterations_of_one_step
     carry = {"place": jnp.arange(12.0).reshape(3, 4), "count": jnp.arange(3, dtype=jnp.int32)}
     scan = functools.partial(Cuda().scan_steps, step_by_kernel, unroll=unroll)
     jaxpr = jax.make_jaxpr(scan)(carry, drawn)
-    (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    loop, *_ = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
     # outcomes: words and bytes; carry: words, or empty words and two arrays
-    assert (len(loop.outvars), loop.params["unroll"]) == (2 + (1 if unroll == 1 else 3), unroll)
+    expected = 2 + (1 if unroll == 1 else 3), length // min(unroll, length)
+    assert (len(loop.outvars), loop.params["length"]) == expected
     found, expected = scan(carry, drawn), Engine().scan_steps(step_by_kernel, carry, drawn, 1)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
