@@ -227,8 +227,8 @@ class Cuda(PackedEngine):
         """Pack the small arrays of the carry, which XLA copies one by one, and unroll the loop.
 
         XLA copies none of them in iterations of several steps that one kernel each computes. The
-        carry then stays unpacked, and each step writes its own observations: writing those of all
-        steps at once would delay other kernels.
+        carry then stays unpacked, and each step writes its own observations: writing all at once
+        would delay other kernels.
         """
         # shapes instead of arrays: reading a key would count as a use of it
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), drawn)
