@@ -55,8 +55,8 @@ from wdjax.train.state.state import PolicyState
 from wdjax.vector import VectorState
 
 PACKED = 2**15  # arrays in the carry of a rollout with at most this many numbers are packed
-# Steps in an iteration of the loop of a rollout: fewer launches and copies of arrays. The first
-# number that divides the rollout, as remaining steps take longer to compile; otherwise the first.
+# Steps in an iteration of the loop of a rollout, which saves launches and copies of arrays: the
+# first number that divides the rollout, because steps that are left are compiled again; else 4.
 UNROLL = (4, 5, 3)
 MAX_EQUATIONS = 2_500  # equations of a step; with more, unrolled steps take too long to compile
 
@@ -235,9 +235,9 @@ class Cuda(PackedEngine):
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), carry)
         step, num_equations, kernels = trace(step, state, inputs)
         if not unroll:
-            num_steps = len(jax.tree.leaves(drawn)[0])
-            fitting = [number for number in UNROLL if num_steps % number == 0]
-            unroll = [*fitting, *UNROLL][0] if num_equations <= MAX_EQUATIONS else 1
+            num_steps, is_small = len(jax.tree.leaves(drawn)[0]), num_equations <= MAX_EQUATIONS
+            fitting = (number for number in UNROLL if num_steps % number == 0)
+            unroll = next(fitting, UNROLL[0]) if is_small else 1
         by_one_kernel = MAP_REPLICAS in kernels and unroll > 1
         most, together = (0, 1) if by_one_kernel else (PACKED, unroll)
         packed = functools.partial(pack, most=most)

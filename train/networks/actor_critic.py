@@ -159,7 +159,8 @@ def _for_kernel(mlp: MLP, shape: tuple[int, ...]) -> tuple[str, Layers] | None:
     if same != {(mlp.num_features, jnp.dtype(jnp.float32))} or not names:
         return None
     rows = math.prod(shape[:-1])
-    sizes = Sizes(rows, 1, shape[-1], mlp.num_features, mlp.depth, "sum", names[0])
+    width, depth = mlp.num_features, mlp.depth
+    sizes = Sizes(rows, 1, shape[-1], width, depth, "sum", names[0], marked=False)
     parts = [(layer.kernel[...], layer.bias[...]) for layer in layers]
     return (names[0], parts) if why_not(sizes) is None else None
 

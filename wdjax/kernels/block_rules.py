@@ -270,8 +270,8 @@ def _same(blocks: Any, eqn: Any, out: Any, spans: Spans) -> Any:
 
 RULES: dict[str, Callable] = {
     **dict.fromkeys(COMPUTED, _compute),
-    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "random_clone", "reshard"), _same),
-    "optimization_barrier": _same,
+    **dict.fromkeys(("copy", "copy_p", "optimization_barrier", "stop_gradient"), _same),
+    **dict.fromkeys(("random_clone", "reshard"), _same),
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     "argmax": _arg_extreme(True),
     "argmin": _arg_extreme(False),

@@ -55,11 +55,11 @@ class Sizes:
     activation: str = "relu"
     """after each layer; of SLOPES"""
     marked: bool = True
-    """whether elements may be absent; memory then contains their presence after their features"""
+    """whether memory contains the presence of each element after its features"""
 
     @property
     def columns(self) -> int:
-        """Columns of the inputs: features, a one for the bias, and zeros."""
+        """Columns of the inputs: features, the factor of the bias, and zeros."""
         return max(MIN_SIZE, 1 << self.num_inputs.bit_length())
 
     @property
@@ -181,8 +181,8 @@ def _warps(sizes: Sizes) -> int:
 def _elements(others: jax.Array, present: jax.Array | None) -> jax.Array:
     """Return the features of each element, then 1 if it is present, else 0; flat.
 
-    The 1 is also the factor of the bias. One array takes one launch. If all elements are present,
-    there are only features, which need no copy.
+    Kernels also multiply the bias by the last number. If all elements are present, it is left out,
+    so that XLA need not copy the features.
     """
     if present is None:
         return others.reshape(-1)
@@ -214,7 +214,7 @@ class Block:
         pallas.store(self.at(ref), value, mask=self.mask)
 
     def element(self, ref: Ref, k: jax.Array) -> jax.Array:
-        """Load one element of each set, [ROWS, columns]: features, its presence, and zeros."""
+        """Load one element of each set, [ROWS, columns]: features, 1 if present, and zeros."""
         column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, self.sizes.columns), 1)
         place = self._first(k)[:, None] + column
         values = pallas.load(ref.at[place], mask=column < self.sizes.stride, other=0.0)
@@ -241,8 +241,7 @@ def _weights(layers: Sequence[tuple[Ref, Ref]], sizes: Sizes) -> list[jax.Array]
     (kernel, bias), *others = layers
     shape = sizes.columns, sizes.width
     row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-    own = kernel.at[jnp.minimum(row, sizes.num_inputs - 1), column]
-    first = pallas.load(own, mask=row < sizes.num_inputs, other=0.0)
+    first = pallas.load(kernel.at[row, column], mask=row < sizes.num_inputs, other=0.0)
     weights = [jnp.where(row == sizes.num_inputs, bias[...][None], first)]
     for kernel, bias in others:
         weights += [rounded(kernel[...], HALF), bias[...]]
